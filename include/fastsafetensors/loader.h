@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loading tensors: all or some, at once or as a stream, into our memory or the caller's.
+#ifndef FASTSAFETENSORS_LOADER_H
+#define FASTSAFETENSORS_LOADER_H
+
+#include "base.h"
+#include "dtype.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// A load in progress or finished. fst_loader_cancel() and fst_loader_stats_get() may be called
+/// from any thread; of the others, one at a time.
+typedef struct fst_loader fst_loader;
+
+/// One loaded tensor. It owns its memory: it stays valid after the loader, the model and the file
+/// are closed, until its last reference goes. Reading its fields is safe from any thread, and so
+/// are ref and unref.
+typedef struct fst_tensor fst_tensor;
+
+/// How tensors come to memory.
+typedef enum fst_load_mode {
+    FST_MODE_AUTO, ///< MAP where the page cache holds nearly all of it, else LOAD
+    FST_MODE_LOAD, ///< read into memory of our own (or the caller's), aligned
+    FST_MODE_MAP,  ///< views of the file itself, no copy; changed pages stay private
+    FST_MODE_COUNT
+} fst_load_mode;
+
+/// What moves the bytes in FST_MODE_LOAD.
+typedef enum fst_engine {
+    FST_ENGINE_AUTO,   ///< per chunk: what is cached is copied from a mapping, the rest read direct
+    FST_ENGINE_PREAD,  ///< threads of buffered preads
+    FST_ENGINE_DIRECT, ///< threads of preads past the page cache (O_DIRECT)
+    FST_ENGINE_URING,  ///< io_uring past the page cache (O_DIRECT)
+    FST_ENGINE_MMAP,   ///< copies from a mapping
+    FST_ENGINE_COUNT
+} fst_engine;
+
+/// The order in which a stream hands tensors out.
+typedef enum fst_order {
+    FST_ORDER_FILE,    ///< as the bytes lie in the files
+    FST_ORDER_REQUEST, ///< as the request names them
+    FST_ORDER_COUNT
+} fst_order;
+
+/// One tensor of a request.
+typedef struct fst_request_item {
+    size_t tensor_index; ///< in the model
+    /// NULL for the whole tensor, else `rank` numbers each: elements begin <= i < end of every
+    /// dimension (begin <= end <= shape). Not for dtypes below 8 bits unless the last dimension is
+    /// whole.
+    const uint64_t *slice_begin;
+    const uint64_t *slice_end;
+    /// NULL for our memory, else where its bytes go (row-major, packed); the caller keeps it alive
+    /// until the loader is closed. Not in FST_MODE_MAP.
+    void *destination;
+    size_t destination_bytes; ///< must equal the bytes of the tensor or slice
+} fst_request_item;
+
+/// What the loader tells while it works, from one of its threads: `done` of `total`.
+/// Return 0 to go on, anything else to cancel. It must not call into the same loader.
+typedef int (*fst_progress_callback)(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                                     size_t tensors_done, size_t tensors_total);
+
+/// Chooses tensors: return non-zero to keep. Called once a tensor, before anything is read.
+typedef int (*fst_tensor_predicate)(void *context, const fst_tensor_info *info);
+
+/// A request. Everything but struct_size may be zero. What is asked for: `items` when item_count
+/// is not 0, else all tensors that match every one of `globs` (any of them) and `predicate`.
+typedef struct fst_load_options {
+    size_t struct_size; ///< sizeof(fst_load_options)
+    fst_load_mode mode;
+    fst_engine engine;
+    fst_order order;
+    uint32_t thread_count;         ///< 0: as many as the process may use, at most 16
+    const fst_request_item *items; ///< read during fst_loader_open() only
+    size_t item_count;
+    const char *const *globs; ///< shell patterns (* ? [..]) over whole names; a name matching any
+    size_t glob_count;
+    fst_tensor_predicate predicate; ///< NULL: all
+    void *predicate_context;
+    /// Most bytes of tensors that may be read and not yet handed out by fst_loader_next();
+    /// 0: no limit (everything is kept in the loader as well). A single tensor above it is
+    /// FST_E_BUDGET.
+    uint64_t budget_bytes;
+    /// Ranges of one file less than this far apart are read as one; 0: 64 KiB. UINT64_MAX: 0.
+    uint64_t coalesce_gap_bytes;
+    const fst_allocator *allocator; ///< copied; NULL: our huge-page arenas
+    fst_progress_callback progress;
+    void *progress_context;
+    /// 1: pages of FST_MODE_MAP may not be written (a store faults); 0: stores stay private.
+    int map_read_only;
+    /// 1: never install the SIGBUS guard that turns a file shrinking under a mapping into an
+    /// error; cached chunks are then read with pread.
+    int no_sigbus_guard;
+} fst_load_options;
+
+/// Plans the request and starts reading in the background. `model` may be closed afterwards.
+/// `options` may be NULL: everything, mode auto. On success *out is the caller's.
+/// An unknown name or index, a slice out of range, a wrong destination size: FST_E_ARGUMENT.
+FST_API FST_NODISCARD fst_status fst_loader_open(fst_model *model, const fst_load_options *options,
+                                                 fst_loader **out, fst_error *error);
+
+/// Number of tensors of the request; 0 for NULL.
+FST_API size_t fst_loader_tensor_count(const fst_loader *loader);
+
+/// Waits until every byte asked for is in place, at most `timeout_ms` milliseconds (negative:
+/// no limit): FST_OK, FST_E_TIMEOUT, or what made the load fail. With budget_bytes set it is
+/// FST_E_ARGUMENT: such a load is finished by fst_loader_next().
+FST_API FST_NODISCARD fst_status fst_loader_wait(fst_loader *loader, int64_t timeout_ms,
+                                                 fst_error *error);
+
+/// The next tensor of the stream, in the order asked for, as soon as its bytes are there; FST_END
+/// after the last. *out is a reference of the caller's. `timeout_ms` as in fst_loader_wait().
+FST_API FST_NODISCARD fst_status fst_loader_next(fst_loader *loader, int64_t timeout_ms,
+                                                 fst_tensor **out, fst_error *error);
+
+/// Item `item_index` of the request (for a request without items: of the tensors chosen, in file
+/// order), at any time and any number of times, whatever the stream has handed out. Waits for its
+/// bytes; if the stream has let go of them they are read again. *out is the caller's reference.
+FST_API FST_NODISCARD fst_status fst_loader_item(fst_loader *loader, size_t item_index,
+                                                 fst_tensor **out, fst_error *error);
+
+/// The same by name; a request with several items of that name gives the first.
+FST_API FST_NODISCARD fst_status fst_loader_tensor(fst_loader *loader, const char *name,
+                                                   size_t name_size, fst_tensor **out,
+                                                   fst_error *error);
+
+/// Makes the load stop soon: waiting and later calls return FST_E_CANCELLED. NULL is allowed.
+FST_API void fst_loader_cancel(fst_loader *loader);
+
+/// Stops what still runs, waits for its threads and drops the loader. Tensors handed out stay
+/// valid. NULL is allowed.
+FST_API void fst_loader_close(fst_loader *loader);
+
+/// What a load did and why. Counters are exact once fst_loader_wait() has returned FST_OK or
+/// fst_loader_next() FST_END.
+typedef struct fst_load_stats {
+    size_t struct_size;  ///< sizeof(fst_load_stats), set by the caller
+    char mode[16];       ///< "load" or "map"
+    char engine[48];     ///< what read the bytes: "uring", "mmap", "uring+mmap", "pread", ...
+    char reason[512];    ///< why these were chosen
+    uint32_t thread_count;
+    size_t tensor_count;
+    uint64_t bytes_requested;    ///< of tensors and slices asked for
+    uint64_t bytes_read;         ///< read from files or copied from mappings, over-read included
+    uint64_t bytes_direct;       ///< of them past the page cache
+    uint64_t bytes_mapped;       ///< of them from a mapping of cached pages
+    uint64_t bytes_copied;       ///< moved once more in memory (from a bounce slot or a mapping)
+    uint64_t read_count;         ///< read operations
+    uint64_t chunk_count;        ///< units of work
+    uint64_t chunks_resident;    ///< of them found in the page cache beforehand
+    uint64_t buffer_bytes;       ///< memory allocated for tensors by this load
+    uint64_t buffer_bytes_peak;  ///< most of it alive and not yet handed out at one time
+    uint64_t bounce_bytes;       ///< memory of bounce slots
+    uint64_t plan_ns;            ///< time to plan
+    uint64_t first_tensor_ns;    ///< from the start until the first tensor was complete
+    uint64_t total_ns;           ///< from the start until the last byte was in place
+    uint64_t read_ns;            ///< summed over threads: in read calls and waiting for them
+    uint64_t copy_ns;            ///< summed over threads: copying
+    uint64_t wait_ns;            ///< the caller's time in waiting calls
+    uint64_t populate_ns;        ///< summed over threads: making destination pages
+} fst_load_stats;
+
+FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,
+                                                      fst_load_stats *stats, fst_error *error);
+
+/// A tensor's description and bytes. For a slice, shape and sizes are the slice's.
+/// The pointers belong to the tensor.
+typedef struct fst_tensor_view {
+    const char *name;
+    size_t name_size;
+    fst_dtype dtype;
+    uint32_t rank;
+    const uint64_t *shape; ///< not NULL
+    uint64_t size_bytes;
+    void *data;   ///< row-major, packed; not NULL unless size_bytes is 0
+    int writable; ///< 0 when stores to it fault (map_read_only)
+} fst_tensor_view;
+
+FST_API FST_NODISCARD fst_status fst_tensor_view_get(const fst_tensor *tensor,
+                                                     fst_tensor_view *out, fst_error *error);
+
+/// One more reference; returns its argument. NULL gives NULL.
+FST_API fst_tensor *fst_tensor_ref(fst_tensor *tensor);
+
+/// One reference less; the last one frees the tensor and, if it was the last tensor of it, the
+/// memory underneath. From any thread. NULL is allowed.
+FST_API void fst_tensor_unref(fst_tensor *tensor);
+
+/// Tensor buffers of this process that are still alive, and their bytes.
+FST_API void fst_live_buffers(size_t *buffer_count, uint64_t *size_bytes);
+
+/// What can be used here, for one file or in general.
+typedef struct fst_engine_info {
+    const char *name; ///< a constant
+    int usable;
+    int chosen;       ///< 1 for what FST_ENGINE_AUTO would use
+    char reason[192]; ///< why, in words
+} fst_engine_info;
+
+/// Probes the engines; `path` is a file to probe for, or NULL for the machine alone. Fills at most
+/// `capacity` entries and sets *count to how many there are.
+FST_API FST_NODISCARD fst_status fst_engines_probe(const char *path, fst_engine_info *infos,
+                                                   size_t capacity, size_t *count,
+                                                   fst_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

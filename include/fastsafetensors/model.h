@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Opening a model and describing its tensors; no tensor data is moved here.
+#ifndef FASTSAFETENSORS_MODEL_H
+#define FASTSAFETENSORS_MODEL_H
+
+#include "base.h"
+#include "dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// An opened model: one or more files seen as one set of tensors with unique names, numbered from
+/// 0 in file order (files in their order, tensors of a file by their place in it).
+/// Immutable once opened: any number of threads may use one at once. Loaders and tensors keep what
+/// they need of it, so closing it never invalidates them.
+typedef struct fst_model fst_model;
+
+/// Accept bytes after the last tensor's data (padding that some writers leave). Nothing else of
+/// the strict rules is relaxed.
+#define FST_OPEN_LENIENT 1u
+
+typedef struct fst_open_options {
+    size_t struct_size; ///< sizeof(fst_open_options)
+    uint32_t flags;     ///< FST_OPEN_* or 0
+} fst_open_options;
+
+/// What is known of a tensor from the header. The pointers belong to the model.
+typedef struct fst_tensor_info {
+    const char *name; ///< UTF-8, NUL-terminated; it may hold NULs of its own: use name_size
+    size_t name_size; ///< bytes, without the terminating NUL
+    fst_dtype dtype;
+    uint32_t rank;         ///< number of dimensions; 0 is a scalar
+    const uint64_t *shape; ///< rank numbers, elements; not NULL
+    uint64_t element_count;
+    uint64_t size_bytes;
+    uint32_t file_index;  ///< which file holds it
+    uint64_t file_offset; ///< where its bytes begin, counted from the first byte of the file
+} fst_tensor_info;
+
+typedef struct fst_file_info {
+    const char *path;        ///< as it was opened; belongs to the model
+    uint64_t size_bytes;     ///< of the whole file
+    uint64_t header_bytes;   ///< bytes before the first byte of tensor data
+    size_t tensor_count;     ///< in the file's header
+    size_t metadata_count;   ///< entries of __metadata__
+    int has_metadata;        ///< 1 when the file has a __metadata__ object, even an empty one
+    uint32_t header_reads;   ///< read calls that the header took
+    uint64_t table_bytes;    ///< memory of the parsed header, the header's own bytes included
+} fst_file_info;
+
+/// Opens a model: `path` is a .safetensors file, an index (*.safetensors.index.json), or a folder
+/// (its only index, else all its *.safetensors files sorted by name).
+/// With an index, the weight_map decides which tensors the model has and which file holds each.
+/// Headers are read and validated, data is not touched. `options` may be NULL.
+/// On success *out is the caller's, to be closed with fst_model_close(); on failure it is NULL.
+/// Errors: the format's (FST_E_HEADER_* and so on), FST_E_NOT_FOUND, FST_E_PERMISSION,
+/// FST_E_NOT_REGULAR, FST_E_NO_TENSORS, FST_E_PATH_ESCAPES, FST_E_DUPLICATE_TENSOR, FST_E_IO, ...
+FST_API FST_NODISCARD fst_status fst_model_open(const char *path, const fst_open_options *options,
+                                                fst_model **out, fst_error *error);
+
+/// Opens `path_count` files as one model, in the order given. A tensor name in two files is an
+/// error, and so is no path at all.
+FST_API FST_NODISCARD fst_status fst_model_open_files(const char *const *paths, size_t path_count,
+                                                      const fst_open_options *options,
+                                                      fst_model **out, fst_error *error);
+
+/// Drops the caller's hold on a model. NULL is allowed.
+FST_API void fst_model_close(fst_model *model);
+
+/// Numbers of tensors and files; 0 for NULL.
+FST_API size_t fst_model_tensor_count(const fst_model *model);
+FST_API size_t fst_model_file_count(const fst_model *model);
+
+/// Describes tensor `index`. FST_E_ARGUMENT when out of range.
+FST_API FST_NODISCARD fst_status fst_model_tensor_info(const fst_model *model, size_t index,
+                                                       fst_tensor_info *out, fst_error *error);
+
+/// Finds a tensor by name (`name_size` bytes; SIZE_MAX means NUL-terminated).
+/// FST_E_TENSOR_NOT_FOUND when there is none.
+FST_API FST_NODISCARD fst_status fst_model_find(const fst_model *model, const char *name,
+                                                size_t name_size, size_t *index, fst_error *error);
+
+/// Describes file `index`.
+FST_API FST_NODISCARD fst_status fst_model_file_info(const fst_model *model, size_t index,
+                                                     fst_file_info *out, fst_error *error);
+
+/// One entry of a text map. The pointers belong to the model; NUL-terminated.
+typedef struct fst_metadata_entry {
+    const char *key;
+    size_t key_size;
+    const char *value;
+    size_t value_size;
+} fst_metadata_entry;
+
+/// Entry `entry_index` of the __metadata__ of file `file_index`, in the order of the file.
+FST_API FST_NODISCARD fst_status fst_model_metadata(const fst_model *model, size_t file_index,
+                                                    size_t entry_index, fst_metadata_entry *out,
+                                                    fst_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public functions of loader.h.
+#include <string.h>
+
+#include "api_check.h"
+#include "fastsafetensors.h"
+#include "loader/loader.h"
+
+static fst_status check_options(const fst_load_options *options, fst_error *error) {
+    API_REQUIRE((unsigned)options->mode < FST_MODE_COUNT, error, "unknown mode %d",
+                (int)options->mode);
+    API_REQUIRE((unsigned)options->engine < FST_ENGINE_COUNT, error, "unknown engine %d",
+                (int)options->engine);
+    API_REQUIRE((unsigned)options->order < FST_ORDER_COUNT, error, "unknown order %d",
+                (int)options->order);
+    API_REQUIRE(options->items != NULL || options->item_count == 0, error, "items is NULL");
+    API_REQUIRE(options->globs != NULL || options->glob_count == 0, error, "globs is NULL");
+    for (size_t i = 0; i < options->glob_count; i++)
+        API_REQUIRE(options->globs[i] != NULL, error, "glob %zu is NULL", i);
+    API_REQUIRE(options->item_count == 0 ||
+                    (options->glob_count == 0 && options->predicate == NULL),
+                error, "items and a selection at once");
+    const fst_allocator *allocator = options->allocator;
+    API_REQUIRE(allocator == NULL || (allocator->allocate != NULL && allocator->release != NULL),
+                error, "the allocator lacks a function");
+    return FST_OK;
+}
+
+fst_status fst_loader_open(fst_model *model, const fst_load_options *options, fst_loader **out,
+                           fst_error *error) {
+    fst_load_options known = {.struct_size = sizeof known};
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(model != NULL, error, "model is NULL");
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
+    FST_TRY(check_options(&known, error));
+    return fsti_loader_open(model, &known, out, error);
+}
+
+size_t fst_loader_tensor_count(const fst_loader *loader) {
+    return loader == NULL ? 0 : fsti_loader_tensor_count(loader);
+}
+
+fst_status fst_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
+    API_REQUIRE(loader != NULL, error, "loader is NULL");
+    return fsti_loader_wait(loader, timeout_ms, error);
+}
+
+fst_status fst_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor **out,
+                           fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(loader != NULL, error, "loader is NULL");
+    return fsti_loader_next(loader, timeout_ms, out, error);
+}
+
+fst_status fst_loader_item(fst_loader *loader, size_t item_index, fst_tensor **out,
+                           fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(loader != NULL, error, "loader is NULL");
+    API_REQUIRE(item_index < fsti_loader_tensor_count(loader), error, "item %zu of %zu",
+                item_index, fsti_loader_tensor_count(loader));
+    return fsti_loader_item(loader, item_index, out, error);
+}
+
+fst_status fst_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
+                             fst_tensor **out, fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(loader != NULL && name != NULL, error, "loader or name is NULL");
+    if (name_size == SIZE_MAX) name_size = strlen(name);
+    return fsti_loader_tensor(loader, name, name_size, out, error);
+}
+
+void fst_loader_cancel(fst_loader *loader) {
+    if (loader != NULL) fsti_loader_cancel(loader);
+}
+
+void fst_loader_close(fst_loader *loader) { fsti_loader_close(loader); }
+
+fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats,
+                                fst_error *error) {
+    API_REQUIRE(loader != NULL && stats != NULL, error, "loader or stats is NULL");
+    size_t size = stats->struct_size;
+    API_REQUIRE(size >= sizeof(size_t), error, "struct_size is not set");
+    fst_load_stats full = {.struct_size = sizeof full};
+    // The handle is const for the caller; counting under its lock is not seen.
+    fsti_loader_stats((fst_loader *)(uintptr_t)loader, &full);
+    full.struct_size = size;
+    memcpy(stats, &full, size < sizeof full ? size : sizeof full);
+    return FST_OK;
+}
+
+fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out, fst_error *error) {
+    API_REQUIRE(tensor != NULL && out != NULL, error, "tensor or out is NULL");
+    fsti_tensor_view(tensor, out);
+    return FST_OK;
+}
+
+fst_tensor *fst_tensor_ref(fst_tensor *tensor) { return fsti_tensor_ref(tensor); }
+
+void fst_tensor_unref(fst_tensor *tensor) { fsti_tensor_unref(tensor); }
+
+fst_status fst_engines_probe(const char *path, fst_engine_info *infos, size_t capacity,
+                             size_t *count, fst_error *error) {
+    API_REQUIRE(count != NULL && (infos != NULL || capacity == 0), error,
+                "count or infos is NULL");
+    return fsti_loader_probe(path, infos, capacity, count, error);
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public functions of model.h.
+#include <string.h>
+
+#include "api_check.h"
+#include "fastsafetensors.h"
+#include "loader/loader.h"
+
+static fst_status read_options(const fst_open_options *options, uint32_t *flags,
+                               fst_error *error) {
+    fst_open_options known = {.struct_size = sizeof known};
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
+    API_REQUIRE((known.flags & ~FST_OPEN_LENIENT) == 0, error, "unknown open flags 0x%x",
+                known.flags);
+    *flags = known.flags;
+    return FST_OK;
+}
+
+fst_status fst_model_open(const char *path, const fst_open_options *options, fst_model **out,
+                          fst_error *error) {
+    uint32_t flags = 0;
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(path != NULL, error, "path is NULL");
+    FST_TRY(read_options(options, &flags, error));
+    return fsti_model_open(path, flags, out, error);
+}
+
+fst_status fst_model_open_files(const char *const *paths, size_t path_count,
+                                const fst_open_options *options, fst_model **out,
+                                fst_error *error) {
+    uint32_t flags = 0;
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(paths != NULL && path_count > 0, error, "no paths");
+    API_REQUIRE(path_count < UINT32_MAX, error, "too many paths");
+    for (size_t i = 0; i < path_count; i++)
+        API_REQUIRE(paths[i] != NULL, error, "path %zu is NULL", i);
+    FST_TRY(read_options(options, &flags, error));
+    return fsti_model_open_files(paths, path_count, flags, out, error);
+}
+
+void fst_model_close(fst_model *model) { fsti_model_unref(model); }
+
+size_t fst_model_tensor_count(const fst_model *model) {
+    return model == NULL ? 0 : fsti_model_tensor_count(model);
+}
+
+size_t fst_model_file_count(const fst_model *model) {
+    return model == NULL ? 0 : fsti_model_file_count(model);
+}
+
+fst_status fst_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out,
+                                 fst_error *error) {
+    API_REQUIRE(model != NULL && out != NULL, error, "model or out is NULL");
+    API_REQUIRE(index < fsti_model_tensor_count(model), error, "tensor index %zu of %zu", index,
+                fsti_model_tensor_count(model));
+    fsti_model_tensor_info(model, index, out);
+    return FST_OK;
+}
+
+fst_status fst_model_find(const fst_model *model, const char *name, size_t name_size,
+                          size_t *index, fst_error *error) {
+    API_REQUIRE(model != NULL && name != NULL && index != NULL, error,
+                "model, name or index is NULL");
+    if (name_size == SIZE_MAX) name_size = strlen(name);
+    return fsti_model_find(model, name, name_size, index, error);
+}
+
+fst_status fst_model_file_info(const fst_model *model, size_t index, fst_file_info *out,
+                               fst_error *error) {
+    API_REQUIRE(model != NULL && out != NULL, error, "model or out is NULL");
+    API_REQUIRE(index < fsti_model_file_count(model), error, "file index %zu of %zu", index,
+                fsti_model_file_count(model));
+    fsti_model_file_info(model, index, out);
+    return FST_OK;
+}
+
+fst_status fst_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,
+                              fst_metadata_entry *out, fst_error *error) {
+    fst_file_info info;
+    FST_TRY(fst_model_file_info(model, file_index, &info, error));
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    API_REQUIRE(entry_index < info.metadata_count, error, "metadata entry %zu of %zu",
+                entry_index, info.metadata_count);
+    fsti_model_metadata(model, file_index, entry_index, out);
+    return FST_OK;
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Memory of the library itself: malloc behind one door, with failure injection and a live count.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base.h"
+
+static atomic_long fail_countdown = -1;
+static atomic_long live_blocks = 0;
+
+void fsti_alloc_fail_after(long countdown) { atomic_store(&fail_countdown, countdown); }
+
+long fsti_alloc_live(void) { return atomic_load(&live_blocks); }
+
+bool fsti_alloc_fails(void) {
+    // Negative, the normal case, costs one relaxed load; it stays at 0 once it is there.
+    if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) < 0) return false;
+    long left = atomic_load(&fail_countdown);
+    while (left > 0)
+        if (atomic_compare_exchange_weak(&fail_countdown, &left, left - 1)) return false;
+    return left == 0;
+}
+
+static void *count_block(void *block) {
+    if (block != NULL) atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    return block;
+}
+
+void *fsti_alloc(size_t size_bytes) {
+    if (fsti_alloc_fails()) return NULL;
+    return count_block(malloc(size_bytes == 0 ? 1 : size_bytes));
+}
+
+void *fsti_alloc_zeroed(size_t count, size_t size_bytes) {
+    if (fsti_alloc_fails()) return NULL;
+    return count_block(calloc(count == 0 ? 1 : count, size_bytes == 0 ? 1 : size_bytes));
+}
+
+void *fsti_realloc(void *pointer, size_t size_bytes) {
+    if (pointer == NULL) return fsti_alloc(size_bytes);
+    if (fsti_alloc_fails()) return NULL;
+    return realloc(pointer, size_bytes == 0 ? 1 : size_bytes);
+}
+
+void fsti_free(void *pointer) {
+    if (pointer == NULL) return;
+    atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
+    free(pointer);
+}
+
+char *fsti_string_copy(const char *bytes, size_t size_bytes) {
+    char *copy = fsti_alloc(size_bytes + 1);
+    if (copy == NULL) return NULL;
+    memcpy(copy, bytes, size_bytes);
+    copy[size_bytes] = '\0';
+    return copy;
+}
+
+bool fsti_array_reserve(void **array, size_t *capacity, size_t count, size_t element_bytes,
+                        size_t limit) {
+    if (count < *capacity) return true;
+    if (count >= limit) return false;
+    // 1.5 x: a header's tables are sized once and trimmed, so doubling would waste the promise
+    // of memory at most twice the header.
+    size_t wanted = *capacity < 16 ? 16 : *capacity + *capacity / 2;
+    if (wanted > limit) wanted = limit;
+    uint64_t size_bytes;
+    if (!fsti_mul(wanted, element_bytes, &size_bytes) || size_bytes > SIZE_MAX) return false;
+    void *grown = fsti_realloc(*array, (size_t)size_bytes);
+    if (grown == NULL) return false;
+    *array = grown;
+    *capacity = wanted;
+    return true;
+}

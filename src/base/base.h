@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the base room: errors, memory, checked arithmetic, text, time, reference counts.
+#ifndef FSTI_BASE_H
+#define FSTI_BASE_H
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fastsafetensors/base.h"
+
+/// Forwards a failing status to the caller.
+#define FST_TRY(expression)                                                                        \
+    do {                                                                                           \
+        fst_status fst_try_status = (expression);                                                  \
+        if (fst_try_status != FST_OK) return fst_try_status;                                       \
+    } while (0)
+
+// ---- errors: written once, where they happen ----
+
+const char *fsti_status_name(fst_status status);
+const char *fsti_status_meaning(fst_status status);
+
+/// Where a failure happened; fields not known stay zero (and byte_offset FST_NO_OFFSET).
+typedef struct fsti_error_place {
+    const char *file;
+    const char *tensor;
+    size_t tensor_size;
+    uint64_t byte_offset;
+    int os_errno;
+} fsti_error_place;
+
+#define FSTI_NOWHERE ((fsti_error_place){.byte_offset = FST_NO_OFFSET})
+
+/// Fills `error` (NULL allowed) with a message made of `format`, then file, tensor, offset and
+/// errno as far as `place` knows them. Returns `status`.
+__attribute__((format(printf, 4, 5))) fst_status
+fsti_error_set(fst_error *error, fst_status status, fsti_error_place place, const char *format,
+               ...);
+
+/// A failing system call on `path`: picks the status by errno and says it in words.
+fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, const char *what);
+
+/// FST_E_NO_MEMORY for `size_bytes` bytes.
+fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes);
+
+// ---- memory: the only callers of malloc; a test can make the n-th call fail ----
+
+void *fsti_alloc(size_t size_bytes);
+void *fsti_alloc_zeroed(size_t count, size_t size_bytes);
+void *fsti_realloc(void *pointer, size_t size_bytes);
+void fsti_free(void *pointer);
+char *fsti_string_copy(const char *bytes, size_t size_bytes);
+
+/// The next `countdown` allocations succeed and all later ones fail; negative: never fail.
+void fsti_alloc_fail_after(long countdown);
+/// True when the injected failure is due: for memory that does not come from malloc.
+bool fsti_alloc_fails(void);
+/// Blocks allocated and not yet freed.
+long fsti_alloc_live(void);
+
+/// Makes room for one more element of `element_bytes` in a growing array, at most `limit`.
+bool fsti_array_reserve(void **array, size_t *capacity, size_t count, size_t element_bytes,
+                        size_t limit);
+
+// ---- checked arithmetic: true when the result fits ----
+
+static inline bool fsti_add(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_add_overflow(a, b, out);
+}
+static inline bool fsti_mul(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline uint64_t fsti_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t fsti_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+/// `alignment` is a power of two.
+static inline uint64_t fsti_align_down(uint64_t value, uint64_t alignment) {
+    return value & ~(alignment - 1);
+}
+static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
+    return (value + alignment - 1) & ~(alignment - 1);
+}
+
+// ---- time ----
+
+/// Monotonic nanoseconds.
+uint64_t fsti_now_ns(void);
+
+/// Processors that this process may use; at least 1.
+uint32_t fsti_cpu_count(void);
+
+// ---- reference counts ----
+
+typedef struct fsti_refcount {
+    atomic_uint_fast32_t count;
+} fsti_refcount;
+
+static inline void fsti_refcount_init(fsti_refcount *refs) { atomic_init(&refs->count, 1); }
+static inline void fsti_refcount_ref(fsti_refcount *refs) {
+    atomic_fetch_add_explicit(&refs->count, 1, memory_order_relaxed);
+}
+/// True when the last reference went.
+static inline bool fsti_refcount_unref(fsti_refcount *refs) {
+    return atomic_fetch_sub_explicit(&refs->count, 1, memory_order_acq_rel) == 1;
+}
+
+// ---- names: hash and compare ----
+
+/// A hash of `size` bytes, keyed so that a hostile file cannot aim at collisions.
+uint64_t fsti_hash(const void *bytes, size_t size, uint64_t key);
+/// A key that differs from process to process.
+uint64_t fsti_hash_key(void);
+
+#endif

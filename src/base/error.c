@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Statuses in words, and the one way to fill an fst_error.
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base.h"
+
+static const struct {
+    const char *name, *meaning;
+} statuses[] = {
+#define STATUS_ROW(constant, name, meaning) {name, meaning},
+    FST_STATUS_MAP(STATUS_ROW)
+#undef STATUS_ROW
+};
+
+const char *fsti_status_name(fst_status status) {
+    return (unsigned)status < FST_STATUS_COUNT ? statuses[status].name : "Unknown";
+}
+
+const char *fsti_status_meaning(fst_status status) {
+    return (unsigned)status < FST_STATUS_COUNT ? statuses[status].meaning : "unknown status";
+}
+
+/// Appends formatted text to a fixed buffer; what does not fit is cut.
+__attribute__((format(printf, 3, 4))) static void append_text(char *text, size_t capacity,
+                                                              const char *format, ...) {
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, capacity - used, format, arguments);
+    va_end(arguments);
+}
+
+/// Names come from files: control bytes would let them write on a terminal.
+static void copy_printable(char *target, size_t capacity, const char *source, size_t size) {
+    size_t count = size < capacity - 1 ? size : capacity - 1;
+    for (size_t i = 0; i < count; i++) {
+        unsigned char byte = (unsigned char)source[i];
+        target[i] = byte < 0x20 || byte == 0x7f ? '?' : (char)byte;
+    }
+    target[count] = '\0';
+}
+
+fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place place,
+                          const char *format, ...) {
+    if (error == NULL) return status;
+    memset(error, 0, sizeof *error);
+    error->status = status;
+    error->os_errno = place.os_errno;
+    error->byte_offset = place.byte_offset;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+    if (place.tensor != NULL) {
+        copy_printable(error->tensor, sizeof error->tensor, place.tensor, place.tensor_size);
+        append_text(error->message, sizeof error->message, ", tensor `%s`", error->tensor);
+    }
+    if (place.byte_offset != FST_NO_OFFSET)
+        append_text(error->message, sizeof error->message, ", at byte %" PRIu64,
+                    place.byte_offset);
+    if (place.file != NULL) {
+        copy_printable(error->file, sizeof error->file, place.file, strlen(place.file));
+        append_text(error->message, sizeof error->message, ", in %s", error->file);
+    }
+    if (place.os_errno != 0)
+        append_text(error->message, sizeof error->message, ": %s", strerror(place.os_errno));
+    return status;
+}
+
+static fst_status status_of_errno(int os_errno) {
+    switch (os_errno) {
+    case ENOENT:
+    case ENOTDIR: return FST_E_NOT_FOUND;
+    case EACCES:
+    case EPERM: return FST_E_PERMISSION;
+    case EISDIR: return FST_E_NOT_REGULAR;
+    case ENOMEM: return FST_E_NO_MEMORY;
+    default: return FST_E_IO;
+    }
+}
+
+fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, const char *what) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    place.os_errno = os_errno;
+    return fsti_error_set(error, status_of_errno(os_errno), place, "%s failed", what);
+}
+
+fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes) {
+    return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
+                          "out of memory: %" PRIu64 " bytes could not be allocated", size_bytes);
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Buffers: counted memory of any origin.
+#include "device.h"
+
+#include <sys/mman.h>
+
+static atomic_size_t live_count;
+static atomic_uint_fast64_t live_bytes;
+
+fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fsti_buffer *buffer),
+                            fsti_buffer **out, fst_error *error) {
+    fsti_buffer *buffer = fsti_alloc_zeroed(1, sizeof *buffer);
+    if (buffer == NULL) return fsti_error_memory(error, sizeof *buffer);
+    fsti_refcount_init(&buffer->refs);
+    buffer->data = data;
+    buffer->size_bytes = size_bytes;
+    buffer->release = release;
+    buffer->writable = true;
+    atomic_fetch_add(&live_count, 1);
+    atomic_fetch_add(&live_bytes, size_bytes);
+    *out = buffer;
+    return FST_OK;
+}
+
+fsti_buffer *fsti_buffer_ref(fsti_buffer *buffer) {
+    if (buffer != NULL) fsti_refcount_ref(&buffer->refs);
+    return buffer;
+}
+
+void fsti_buffer_unref(fsti_buffer *buffer) {
+    if (buffer == NULL || !fsti_refcount_unref(&buffer->refs)) return;
+    atomic_fetch_sub(&live_count, 1);
+    atomic_fetch_sub(&live_bytes, buffer->size_bytes);
+    buffer->release(buffer);
+    fsti_free(buffer);
+}
+
+void fsti_buffer_live(size_t *count, uint64_t *size_bytes) {
+    *count = atomic_load(&live_count);
+    *size_bytes = atomic_load(&live_bytes);
+}
+
+static void release_foreign(fsti_buffer *buffer) {
+    buffer->allocator.release(buffer->allocator.context, buffer->data, buffer->size_bytes);
+}
+
+fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_bytes,
+                               fsti_buffer **out, fst_error *error) {
+    void *data = allocator->allocate(allocator->context, size_bytes, FSTI_BUFFER_ALIGNMENT);
+    if (data == NULL) return fsti_error_memory(error, size_bytes);
+    fst_status status = FST_OK;
+    if ((uintptr_t)data % FSTI_BUFFER_ALIGNMENT != 0)
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                "the allocator's memory is not aligned to %u bytes",
+                                FSTI_BUFFER_ALIGNMENT);
+    else
+        status = fsti_buffer_wrap(data, size_bytes, release_foreign, out, error);
+    if (status != FST_OK) {
+        allocator->release(allocator->context, data, size_bytes);
+        return status;
+    }
+    (*out)->allocator = *allocator;
+    return FST_OK;
+}

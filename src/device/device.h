@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the device room: memory for tensors. Only CPU memory so far; other kinds get a
+/// file each behind the same buffer.
+#ifndef FSTI_DEVICE_H
+#define FSTI_DEVICE_H
+
+#include "base/base.h"
+
+/// Buffers are placed at multiples of this when they are that large, in huge pages if the system
+/// gives them: a fault then makes 2 MiB, and a 1 MiB request to the disk is one segment.
+#define FSTI_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
+#define FSTI_BUFFER_ALIGNMENT 4096u
+
+/// Memory that tensors share by reference count. Safe from any thread.
+typedef struct fsti_buffer fsti_buffer;
+struct fsti_buffer {
+    fsti_refcount refs;
+    char *data;
+    uint64_t size_bytes;
+    bool is_fresh; ///< its pages are not there yet: populating them ahead pays
+    bool writable;
+    void (*release)(fsti_buffer *buffer); ///< gives `data` back
+    fst_allocator allocator;              ///< for release
+};
+
+/// Memory of our own, aligned to FSTI_BUFFER_ALIGNMENT; a kept arena if one fits.
+fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error);
+/// Memory from the caller's allocator (copied).
+fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_bytes,
+                               fsti_buffer **out, fst_error *error);
+/// Takes over `data` of any origin; `release` gives it back. On failure it is not taken.
+fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fsti_buffer *buffer),
+                            fsti_buffer **out, fst_error *error);
+
+fsti_buffer *fsti_buffer_ref(fsti_buffer *buffer);
+void fsti_buffer_unref(fsti_buffer *buffer);
+
+/// Makes the pages of [data + begin, data + end) present.
+void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
+
+/// Buffers alive, and their bytes.
+void fsti_buffer_live(size_t *count, uint64_t *size_bytes);
+
+/// Arenas that were released and are kept for the next load: at most this many bytes.
+void fsti_arena_keep_max(uint64_t size_bytes);
+/// Gives kept arenas back to the system; returns their bytes.
+uint64_t fsti_arena_trim(void);
+
+#endif

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the format room: headers and index files, from bytes to validated tables.
+/// Pure: no system calls, no threads. Format facts: https://huggingface.co/docs/safetensors and
+/// docs/FORMAT.md (verdicts of the reference implementation, tried one by one).
+#ifndef FSTI_FORMAT_H
+#define FSTI_FORMAT_H
+
+#include "base/base.h"
+#include "dtype/dtype.h"
+
+/// The header's length field comes first: 8 bytes, little-endian.
+#define FSTI_FORMAT_LENGTH_BYTES 8u
+/// The format's limit for the JSON header.
+#define FSTI_FORMAT_HEADER_BYTES_MAX 100000000u
+/// Zero bytes that must follow the JSON text in memory, so that scanning needs no bounds checks.
+#define FSTI_FORMAT_PADDING_BYTES 32u
+
+/// One tensor of a header. 40 bytes: 250,000 of them stay well below the header's own size.
+typedef struct fsti_tensor {
+    uint64_t begin, end; ///< bytes, relative to the data section
+    uint32_t name_at;    ///< in header->bytes; NUL-terminated there
+    uint32_t name_size;
+    uint32_t shape_at; ///< in header->shapes
+    uint32_t rank;
+    uint32_t hash;    ///< upper half of the name's hash
+    uint8_t dtype;    ///< fst_dtype
+    uint8_t escaped;  ///< used while parsing
+} fsti_tensor;
+
+/// A span of the header's text, decoded and NUL-terminated.
+typedef struct fsti_text {
+    uint32_t at, size;
+} fsti_text;
+
+typedef struct fsti_metadata_pair {
+    fsti_text key, value;
+} fsti_metadata_pair;
+
+/// A parsed and validated header. Immutable, shared by reference count.
+typedef struct fsti_header {
+    fsti_refcount refs;
+    char *bytes; ///< the JSON text; names are decoded in place
+    size_t byte_count;
+    uint64_t data_begin; ///< bytes of the file before the data section
+    uint64_t data_bytes; ///< bytes of the data section that tensors cover
+    fsti_tensor *tensors; ///< in file order: by (begin, end)
+    size_t tensor_count;
+    uint64_t *shapes;
+    size_t shape_count;
+    uint32_t *slots; ///< name table: open addressing, tag (8 bits) and index + 1 (24 bits)
+    size_t slot_count;
+    uint64_t hash_key;
+    fsti_metadata_pair *metadata;
+    size_t metadata_count;
+    bool has_metadata;
+    uint64_t table_bytes; ///< memory of all of the above
+} fsti_header;
+
+/// How a header is to be judged.
+typedef struct fsti_header_rules {
+    const char *path;   ///< for messages
+    uint64_t file_size; ///< of the whole file
+    bool lenient;       ///< bytes after the last tensor are accepted
+    uint64_t hash_key;
+} fsti_header_rules;
+
+/// Checks the length field: at least 8 bytes, N within the limit and inside the file.
+/// `prefix` holds min(8, file_size) bytes.
+fst_status fsti_header_length(const unsigned char *prefix, const fsti_header_rules *rules,
+                              uint64_t *header_bytes, fst_error *error);
+
+/// Parses and validates `byte_count` bytes of JSON, followed by FSTI_FORMAT_PADDING_BYTES zero
+/// bytes. Takes `bytes` (from fsti_alloc) over, also on failure. *out: one reference.
+fst_status fsti_header_parse(char *bytes, size_t byte_count, const fsti_header_rules *rules,
+                             fsti_header **out, fst_error *error);
+
+fsti_header *fsti_header_ref(fsti_header *header);
+void fsti_header_unref(fsti_header *header);
+
+/// Index of the tensor of that name, or SIZE_MAX.
+size_t fsti_header_find(const fsti_header *header, const char *name, size_t name_size);
+
+static inline const char *fsti_header_name(const fsti_header *header, const fsti_tensor *tensor) {
+    return header->bytes + tensor->name_at;
+}
+static inline const uint64_t *fsti_header_shape(const fsti_header *header,
+                                                const fsti_tensor *tensor) {
+    return header->shapes + tensor->shape_at;
+}
+
+/// Which file holds which tensor, by *.safetensors.index.json.
+typedef struct fsti_index_entry {
+    fsti_text name;
+    uint32_t file; ///< in index->files
+} fsti_index_entry;
+
+typedef struct fsti_index {
+    char *bytes;
+    fsti_index_entry *entries;
+    size_t entry_count;
+    fsti_text *files; ///< unique, in order of first mention
+    size_t file_count;
+} fsti_index;
+
+/// Parses an index file; `bytes` as for fsti_header_parse(). A file name that leaves the folder
+/// (absolute, or with a ".." component) is FST_E_PATH_ESCAPES.
+fst_status fsti_index_parse(char *bytes, size_t byte_count, const char *path, uint64_t hash_key,
+                            fsti_index *out, fst_error *error);
+void fsti_index_clear(fsti_index *index);
+
+/// True for well-formed UTF-8 (no surrogates, no overlong forms, at most U+10FFFF); else
+/// *fault_at is the first bad byte.
+bool fsti_utf8_valid(const unsigned char *bytes, size_t size, size_t *fault_at);
+
+#endif

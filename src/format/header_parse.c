@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The header's JSON text to a table of tensors, in one pass over the bytes.
+#include <string.h>
+
+#include "format.h"
+#include "header_build.h"
+#include "json_reader.h"
+
+/// Fields of an entry, as bits.
+enum { FIELD_DTYPE = 1, FIELD_SHAPE = 2, FIELD_OFFSETS = 4, FIELD_ALL = 7 };
+
+static uint64_t *push_shape(header_build *build) {
+    fsti_header *header = build->header;
+    if (!fsti_array_reserve((void **)&header->shapes, &build->shape_capacity, header->shape_count,
+                            sizeof *header->shapes, UINT32_MAX)) {
+        build->out_of_memory = true;
+        return NULL;
+    }
+    return &header->shapes[header->shape_count++];
+}
+
+static bool read_dtype(header_build *build, fsti_tensor *tensor) {
+    json_reader *reader = &build->reader;
+    json_string name;
+    if (!fsti_json_read_string(reader, &name)) return false;
+    // Runs of one dtype are the rule: try the last one before the table.
+    const char *last = fsti_dtype_name((fst_dtype)build->last_dtype);
+    if (!fsti_json_equals(&name, last)) {
+        char decoded[128];
+        bool fits = name.size <= sizeof decoded;
+        size_t size = fits ? fsti_json_decode(&name, decoded) : 0;
+        fst_dtype dtype = fsti_dtype_find(decoded, size);
+        if (!fits || dtype == FST_DTYPE_COUNT) {
+            reader->cursor = name.text;
+            return json_fault(reader, "unknown dtype");
+        }
+        build->last_dtype = (uint8_t)dtype;
+    }
+    tensor->dtype = build->last_dtype;
+    return true;
+}
+
+static bool read_shape(header_build *build, fsti_tensor *tensor) {
+    json_reader *reader = &build->reader;
+    tensor->shape_at = (uint32_t)build->header->shape_count;
+    tensor->rank = 0;
+    if (!json_expect(reader, '[', "expected an array for the shape")) return false;
+    if (json_take(reader, ']')) return true;
+    do {
+        uint64_t *dimension = push_shape(build);
+        if (dimension == NULL || !fsti_json_read_u64(reader, dimension)) return false;
+        tensor->rank++;
+    } while (json_take(reader, ','));
+    return json_expect(reader, ']', "expected ',' or ']' in the shape");
+}
+
+static bool read_offsets(header_build *build, fsti_tensor *tensor) {
+    json_reader *reader = &build->reader;
+    return json_expect(reader, '[', "expected an array of two offsets") &&
+           fsti_json_read_u64(reader, &tensor->begin) &&
+           json_expect(reader, ',', "expected two offsets") &&
+           fsti_json_read_u64(reader, &tensor->end) &&
+           json_expect(reader, ']', "expected two offsets");
+}
+
+static bool read_field(header_build *build, fsti_tensor *tensor, unsigned *seen) {
+    json_reader *reader = &build->reader;
+    json_string key;
+    if (!fsti_json_read_string(reader, &key)) return false;
+    unsigned field = fsti_json_equals(&key, "dtype")          ? FIELD_DTYPE
+                     : fsti_json_equals(&key, "shape")        ? FIELD_SHAPE
+                     : fsti_json_equals(&key, "data_offsets") ? FIELD_OFFSETS
+                                                         : 0;
+    if ((*seen & field) != 0) return json_fault(reader, "field given twice");
+    *seen |= field;
+    if (!json_expect(reader, ':', "expected ':' after a key")) return false;
+    switch (field) {
+    case FIELD_DTYPE: return read_dtype(build, tensor);
+    case FIELD_SHAPE: return read_shape(build, tensor);
+    case FIELD_OFFSETS: return read_offsets(build, tensor);
+    default: return fsti_json_skip_value(reader, 2); // inside the header and the entry
+    }
+}
+
+static bool read_entry_object(header_build *build, fsti_tensor *tensor) {
+    json_reader *reader = &build->reader;
+    unsigned seen = 0;
+    if (!json_take(reader, '}')) {
+        do {
+            if (!read_field(build, tensor, &seen)) return false;
+        } while (json_take(reader, ','));
+        if (!json_expect(reader, '}', "expected ',' or '}'")) return false;
+    }
+    return seen == FIELD_ALL || json_fault(reader, "tensor lacks dtype, shape or data_offsets");
+}
+
+/// The reference also takes an entry written as ["U8",[2],[0,2]].
+static bool read_entry_array(header_build *build, fsti_tensor *tensor) {
+    json_reader *reader = &build->reader;
+    return read_dtype(build, tensor) && json_expect(reader, ',', "expected three values") &&
+           read_shape(build, tensor) && json_expect(reader, ',', "expected three values") &&
+           read_offsets(build, tensor) && json_expect(reader, ']', "expected three values");
+}
+
+static bool read_entry(header_build *build, fsti_tensor *tensor) {
+    json_reader *reader = &build->reader;
+    if (json_take(reader, '{')) return read_entry_object(build, tensor);
+    if (json_take(reader, '[')) return read_entry_array(build, tensor);
+    return json_fault(reader, "expected an object for the tensor");
+}
+
+/// Takes `literal` if it stands at the cursor.
+#define TAKE_LITERAL(at, literal)                                                                  \
+    (memcmp((at), literal, sizeof literal - 1) == 0 ? ((at) += sizeof literal - 1, true) : false)
+
+/// Digits at *at as the reference writes them; anything doubtful is left to the general path.
+static inline bool take_digits(const char **at, uint64_t *out) {
+    const char *digit = *at;
+    uint64_t value = 0;
+    while (*digit >= '0' && *digit <= '9') value = value * 10 + (uint64_t)(*digit++ - '0');
+    size_t count = (size_t)(digit - *at);
+    if (count == 0 || count > 18 || (**at == '0' && count > 1)) return false;
+    *at = digit;
+    *out = value;
+    return true;
+}
+
+static bool take_shape(header_build *build, fsti_tensor *tensor, const char **at) {
+    tensor->shape_at = (uint32_t)build->header->shape_count;
+    tensor->rank = 0;
+    if (**at == ']') return true;
+    for (;; ++*at) {
+        uint64_t *dimension = push_shape(build);
+        if (dimension == NULL || !take_digits(at, dimension)) return false;
+        tensor->rank++;
+        if (**at != ',') return **at == ']';
+    }
+}
+
+/// The bytes between name and next name exactly as the reference writer prints them; false
+/// leaves the cursor where it was, for read_entry(). Worth a factor of two of the whole parse.
+static bool read_entry_fast(header_build *build, fsti_tensor *tensor) {
+    const char *at = build->reader.cursor;
+    size_t shape_count = build->header->shape_count;
+    const char *last = fsti_dtype_name((fst_dtype)build->last_dtype);
+    size_t last_size = strlen(last);
+    // The text ends in 32 zero bytes, so a literal never compares past the allocation.
+    if (!TAKE_LITERAL(at, ":{\"dtype\":\"")) return false;
+    if (memcmp(at, last, last_size) != 0) {
+        const char *quote = memchr(at, '"', 16);
+        fst_dtype dtype = quote == NULL ? FST_DTYPE_COUNT
+                                        : fsti_dtype_find(at, (size_t)(quote - at));
+        if (dtype == FST_DTYPE_COUNT) return false;
+        build->last_dtype = (uint8_t)dtype;
+        last_size = (size_t)(quote - at);
+    }
+    at += last_size;
+    tensor->dtype = build->last_dtype;
+    if (TAKE_LITERAL(at, "\",\"shape\":[") && take_shape(build, tensor, &at) &&
+        TAKE_LITERAL(at, "],\"data_offsets\":[") && take_digits(&at, &tensor->begin) &&
+        TAKE_LITERAL(at, ",") && take_digits(&at, &tensor->end) && TAKE_LITERAL(at, "]}")) {
+        build->reader.cursor = at;
+        return true;
+    }
+    build->header->shape_count = shape_count;
+    return false;
+}
+
+static bool push_metadata(header_build *build, const json_string *key, const json_string *value) {
+    fsti_header *header = build->header;
+    if (!fsti_array_reserve((void **)&header->metadata, &build->metadata_capacity,
+                            header->metadata_count, sizeof *header->metadata, UINT32_MAX)) {
+        build->out_of_memory = true;
+        return false;
+    }
+    // Sizes stand for the raw text until finish_metadata() decodes it.
+    header->metadata[header->metadata_count++] = (fsti_metadata_pair){
+        .key = {(uint32_t)(key->text - header->bytes), (uint32_t)key->size},
+        .value = {(uint32_t)(value->text - header->bytes), (uint32_t)value->size},
+    };
+    return true;
+}
+
+static bool read_metadata(header_build *build) {
+    json_reader *reader = &build->reader;
+    if (build->metadata_seen) return json_fault(reader, "__metadata__ given twice");
+    build->metadata_seen = true;
+    json_skip_space(reader);
+    if (*reader->cursor == 'n') return fsti_json_skip_value(reader, 1);
+    if (!json_expect(reader, '{', "expected an object for __metadata__")) return false;
+    build->header->has_metadata = true;
+    if (json_take(reader, '}')) return true;
+    do {
+        json_string key, value;
+        if (!fsti_json_read_string(reader, &key) ||
+            !json_expect(reader, ':', "expected ':' after a key"))
+            return false;
+        json_skip_space(reader);
+        if (*reader->cursor != '"') return json_fault(reader, "metadata value is not a string");
+        if (!fsti_json_read_string(reader, &value) || !push_metadata(build, &key, &value)) return false;
+    } while (json_take(reader, ','));
+    return json_expect(reader, '}', "expected ',' or '}' in __metadata__");
+}
+
+static bool read_tensor(header_build *build, const json_string *name) {
+    fsti_header *header = build->header;
+    if (!fsti_array_reserve((void **)&header->tensors, &build->tensor_capacity,
+                            header->tensor_count, sizeof *header->tensors,
+                            HEADER_TENSOR_COUNT_MAX)) {
+        build->out_of_memory = true;
+        return false;
+    }
+    fsti_tensor *tensor = &header->tensors[header->tensor_count];
+    *tensor = (fsti_tensor){.name_at = (uint32_t)(name->text - header->bytes),
+                            .name_size = (uint32_t)name->size,
+                            .escaped = name->escaped};
+    // Hashed while its bytes are in the cache; an escaped name is hashed once it is decoded.
+    if (!name->escaped)
+        tensor->hash = (uint32_t)(fsti_hash(name->text, name->size, header->hash_key) >> 32);
+    if (!read_entry_fast(build, tensor)) {
+        if (build->out_of_memory || !json_expect(&build->reader, ':', "expected ':' after a key") ||
+            !read_entry(build, tensor))
+            return false;
+    }
+    if (tensor->begin < build->last_begin ||
+        (tensor->begin == build->last_begin && tensor->end < build->last_end))
+        build->unordered = true;
+    build->last_begin = tensor->begin;
+    build->last_end = tensor->end;
+    header->tensor_count++;
+    return true;
+}
+
+bool fsti_header_read_json(header_build *build) {
+    json_reader *reader = &build->reader;
+    if (!json_expect(reader, '{', "expected '{' at the start of the header")) return false;
+    if (!json_take(reader, '}')) {
+        do {
+            json_string name;
+            if (!fsti_json_read_string(reader, &name)) return false;
+            if (fsti_json_equals(&name, "__metadata__")) {
+                if (!json_expect(reader, ':', "expected ':' after a key") || !read_metadata(build))
+                    return false;
+            } else if (!read_tensor(build, &name)) {
+                return false;
+            }
+        } while (json_take(reader, ','));
+        if (!json_expect(reader, '}', "expected ',' or '}'")) return false;
+    }
+    return fsti_json_expect_end(reader);
+}

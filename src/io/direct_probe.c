@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Whether a file can be read past the page cache: by file system, then by trying.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "io_private.h"
+
+/// File systems where direct reads are refused, pointless or slow. Numbers: linux/magic.h and
+/// the file systems' own sources.
+static const struct {
+    unsigned long magic;
+    const char *name;
+} buffered_systems[] = {
+    {0x01021994, "tmpfs is memory already"},
+    {0x858458f6, "ramfs is memory already"},
+    {0x6969, "NFS is read through its cache"},
+    {0xff534d42, "CIFS is read through its cache"},
+    {0xfe534d42, "SMB is read through its cache"},
+    {0x65735546, "FUSE is read through its cache"},
+    {0x01021997, "9p is read through its cache"},
+    {0x00c36400, "Ceph is read through its cache"},
+    {0x0bd00bd0, "Lustre is read through its cache"},
+};
+
+static const char *buffered_reason(int fd) {
+    struct statfs info;
+    if (fstatfs(fd, &info) != 0) return NULL;
+    for (size_t i = 0; i < sizeof buffered_systems / sizeof *buffered_systems; i++)
+        if ((unsigned long)info.f_type == buffered_systems[i].magic)
+            return buffered_systems[i].name;
+    return NULL;
+}
+
+static unsigned hidden_features;
+
+void fsti_io_hide(unsigned features) { hidden_features = features; }
+bool fsti_io_hidden(unsigned feature) { return (hidden_features & feature) != 0; }
+
+/// Opens the same file once more, by its descriptor: the path may name another one by now.
+static int reopen_direct(int fd) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return open(link, O_RDONLY | O_CLOEXEC | O_DIRECT);
+}
+
+static void probe_direct(fsti_file *file) {
+    char *reason = file->direct_reason;
+    size_t size = sizeof file->direct_reason;
+    const char *buffered = buffered_reason(file->fd);
+    file->direct_probed = true;
+    if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) {
+        snprintf(reason, size, "switched off");
+    } else if (buffered != NULL) {
+        snprintf(reason, size, "%s", buffered);
+    } else {
+        file->fd_direct = reopen_direct(file->fd);
+        snprintf(reason, size, "%s",
+                 file->fd_direct >= 0 ? "the file system takes O_DIRECT" : strerror(errno));
+    }
+}
+
+int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
+    pthread_mutex_lock(&file->lock);
+    if (!file->direct_probed) probe_direct(file);
+    if (reason != NULL) snprintf(reason, reason_size, "%s", file->direct_reason);
+    int fd = file->fd_direct;
+    pthread_mutex_unlock(&file->lock);
+    return fd;
+}

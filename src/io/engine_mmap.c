@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The engine that hands out pages of a mapping: for what the page cache holds. A copy made from
+/// it by ordinary loads beats pread(2), whose kernel copy cannot write around the cache.
+#include <errno.h>
+#include <stdio.h>
+
+#include "io_private.h"
+
+static void submit_mapped(void *lane, fsti_read *read) {
+    const char *mapping = fsti_io_file_mapping(read->file);
+    fsti_io_sync_finish(lane, read, mapping == NULL ? -ENOMEM : (int64_t)read->size,
+                   mapping == NULL ? NULL : mapping + read->offset);
+}
+
+static bool mapping_usable(fsti_file *file, char *reason, size_t reason_size) {
+    bool usable = file == NULL || fsti_io_file_mapping(file) != NULL;
+    snprintf(reason, reason_size, "%s", usable ? "files can be mapped" : "the file can't be mapped");
+    return usable;
+}
+
+const fsti_io_engine fsti_io_engine_mmap = {
+    .name = "mmap",
+    .is_mapped = true,
+    .usable = mapping_usable,
+    .lane_open = fsti_io_sync_lane_open,
+    .lane_close = fsti_io_sync_lane_close,
+    .submit = submit_mapped,
+    .reap = fsti_io_sync_reap,
+};

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The io_uring engine: many direct reads in flight from one thread, by three system calls of
+/// our own (a library for so little would be one more thing to ship).
+/// Layout and ordering rules: io_uring(7), io_uring_setup(2), io_uring_enter(2).
+#include <errno.h>
+#include <linux/io_uring.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "io_private.h"
+
+typedef struct uring_lane {
+    int fd;
+    void *ring; ///< both rings in one mapping (IORING_FEAT_SINGLE_MMAP)
+    size_t ring_bytes;
+    struct io_uring_sqe *entries;
+    size_t entries_bytes;
+    _Atomic unsigned *submit_tail, *complete_head, *complete_tail;
+    unsigned *submit_array;
+    unsigned submit_mask, complete_mask;
+    struct io_uring_cqe *completions;
+    unsigned unsubmitted, in_flight;
+} uring_lane;
+
+static int ring_setup(unsigned depth, struct io_uring_params *params) {
+    if (fsti_io_hidden(FSTI_IO_HIDE_URING)) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return (int)syscall(SYS_io_uring_setup, depth, params);
+}
+
+static int ring_enter(int fd, unsigned submit_count, unsigned wait_count) {
+    unsigned flags = wait_count > 0 ? IORING_ENTER_GETEVENTS : 0;
+    return (int)syscall(SYS_io_uring_enter, fd, submit_count, wait_count, flags, NULL, 0);
+}
+
+bool fsti_io_uring_available(char *reason, size_t reason_size) {
+    struct io_uring_params params;
+    memset(&params, 0, sizeof params);
+    int fd = ring_setup(2, &params);
+    if (fd < 0) {
+        // EPERM is what a container's seccomp filter or kernel.io_uring_disabled answers.
+        snprintf(reason, reason_size, "io_uring_setup: %s%s", strerror(errno),
+                 errno == EPERM ? " (container filter or kernel.io_uring_disabled)" : "");
+        return false;
+    }
+    close(fd);
+    bool single = (params.features & IORING_FEAT_SINGLE_MMAP) != 0;
+    snprintf(reason, reason_size, "%s", single ? "io_uring works" : "kernel older than 5.4");
+    return single;
+}
+
+static bool map_rings(uring_lane *lane, const struct io_uring_params *params) {
+    size_t submit_bytes = params->sq_off.array + params->sq_entries * sizeof(unsigned);
+    size_t complete_bytes =
+        params->cq_off.cqes + params->cq_entries * sizeof(struct io_uring_cqe);
+    lane->ring_bytes = submit_bytes > complete_bytes ? submit_bytes : complete_bytes;
+    lane->entries_bytes = params->sq_entries * sizeof(struct io_uring_sqe);
+    lane->ring = mmap(NULL, lane->ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+                      lane->fd, IORING_OFF_SQ_RING);
+    if (lane->ring == MAP_FAILED) return false;
+    lane->entries = mmap(NULL, lane->entries_bytes, PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_POPULATE, lane->fd, IORING_OFF_SQES);
+    if ((void *)lane->entries == MAP_FAILED) {
+        munmap(lane->ring, lane->ring_bytes);
+        return false;
+    }
+    char *base = lane->ring;
+    lane->submit_tail = (void *)(base + params->sq_off.tail);
+    lane->submit_array = (void *)(base + params->sq_off.array);
+    lane->submit_mask = *(unsigned *)(void *)(base + params->sq_off.ring_mask);
+    lane->complete_head = (void *)(base + params->cq_off.head);
+    lane->complete_tail = (void *)(base + params->cq_off.tail);
+    lane->complete_mask = *(unsigned *)(void *)(base + params->cq_off.ring_mask);
+    lane->completions = (void *)(base + params->cq_off.cqes);
+    return true;
+}
+
+static fst_status open_lane(uint32_t depth, void **out, fst_error *error) {
+    struct io_uring_params params;
+    memset(&params, 0, sizeof params);
+    uring_lane *lane = fsti_alloc_zeroed(1, sizeof *lane);
+    if (lane == NULL) return fsti_error_memory(error, sizeof *lane);
+    lane->fd = ring_setup(depth, &params);
+    if (lane->fd < 0 || !map_rings(lane, &params)) {
+        fst_status status = fsti_error_errno(error, errno, NULL, "io_uring_setup");
+        if (lane->fd >= 0) close(lane->fd);
+        fsti_free(lane);
+        return status;
+    }
+    *out = lane;
+    return FST_OK;
+}
+
+static void close_lane(void *lane_pointer) {
+    uring_lane *lane = lane_pointer;
+    if (lane == NULL) return;
+    munmap(lane->entries, lane->entries_bytes);
+    munmap(lane->ring, lane->ring_bytes);
+    close(lane->fd);
+    fsti_free(lane);
+}
+
+static void submit_read(void *lane_pointer, fsti_read *read) {
+    uring_lane *lane = lane_pointer;
+    unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed);
+    unsigned slot = tail & lane->submit_mask;
+    struct io_uring_sqe *entry = &lane->entries[slot];
+    memset(entry, 0, sizeof *entry);
+    entry->opcode = IORING_OP_READ;
+    entry->fd = fsti_io_file_direct(read->file, NULL, 0);
+    entry->addr = (uint64_t)(uintptr_t)read->buffer;
+    entry->len = (uint32_t)read->size;
+    entry->off = read->offset;
+    entry->user_data = (uint64_t)(uintptr_t)read;
+    lane->submit_array[slot] = slot;
+    atomic_store_explicit(lane->submit_tail, tail + 1, memory_order_release);
+    lane->unsubmitted++;
+    lane->in_flight++;
+}
+
+/// Submits what is queued and, if asked, waits for a completion. What the kernel can't take now
+/// (EAGAIN, EBUSY) it takes once something has completed. Returns an errno when the ring is
+/// broken for good.
+static int enter_kernel(uring_lane *lane, bool must_wait) {
+    int taken = ring_enter(lane->fd, lane->unsubmitted, must_wait ? 1 : 0);
+    if (taken >= 0) {
+        lane->unsubmitted -= (unsigned)taken;
+        return 0;
+    }
+    return errno == EINTR || errno == EAGAIN || errno == EBUSY ? 0 : errno;
+}
+
+/// Takes back the last queued read of a broken ring.
+static fsti_read *fail_unsubmitted(uring_lane *lane, int os_errno) {
+    unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed) - 1;
+    fsti_read *read =
+        (fsti_read *)(uintptr_t)lane->entries[tail & lane->submit_mask].user_data;
+    atomic_store_explicit(lane->submit_tail, tail, memory_order_release);
+    lane->unsubmitted--;
+    lane->in_flight--;
+    read->result = -os_errno;
+    read->data = read->buffer;
+    return read;
+}
+
+static fsti_read *reap_read(void *lane_pointer) {
+    uring_lane *lane = lane_pointer;
+    if (lane->in_flight == 0) return NULL;
+    unsigned head = atomic_load_explicit(lane->complete_head, memory_order_relaxed);
+    for (;;) {
+        unsigned tail = atomic_load_explicit(lane->complete_tail, memory_order_acquire);
+        bool is_empty = head == tail;
+        if (!is_empty && lane->unsubmitted == 0) break;
+        int broken = enter_kernel(lane, is_empty);
+        if (broken != 0 && lane->unsubmitted > 0) return fail_unsubmitted(lane, broken);
+        // The kernel still owns the memory of what was submitted: wait for it, whatever happens.
+        if (broken != 0 && is_empty) usleep(1000);
+        if (!is_empty) break;
+    }
+    const struct io_uring_cqe *completion = &lane->completions[head & lane->complete_mask];
+    fsti_read *read = (fsti_read *)(uintptr_t)completion->user_data;
+    read->result = completion->res;
+    read->data = read->buffer;
+    atomic_store_explicit(lane->complete_head, head + 1, memory_order_release);
+    lane->in_flight--;
+    fsti_io_finish(read);
+    return read;
+}
+
+static bool uring_usable(fsti_file *file, char *reason, size_t reason_size) {
+    if (!fsti_io_uring_available(reason, reason_size)) return false;
+    return file == NULL || fsti_io_file_direct(file, reason, reason_size) >= 0;
+}
+
+const fsti_io_engine fsti_io_engine_uring = {
+    .name = "uring",
+    .is_direct = true,
+    .is_async = true,
+    .usable = uring_usable,
+    .lane_open = open_lane,
+    .lane_close = close_lane,
+    .submit = submit_read,
+    .reap = reap_read,
+};

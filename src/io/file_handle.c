@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Files: opened once, known by size and modification time, read, mapped, checked.
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "io_private.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 // Linux 5.14
+#endif
+
+static fst_status check_regular(const char *path, const struct stat *info, fst_error *error) {
+    if (S_ISREG(info->st_mode)) return FST_OK;
+    const char *kind = S_ISDIR(info->st_mode)    ? "a folder"
+                       : S_ISFIFO(info->st_mode) ? "a FIFO"
+                       : S_ISSOCK(info->st_mode) ? "a socket"
+                                                 : "a device";
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but %s", kind);
+}
+
+static fst_status open_regular(const char *path, int *fd, struct stat *info, fst_error *error) {
+    // O_NONBLOCK: a FIFO without a writer must not hold us; it means nothing for regular files.
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (*fd < 0) return fsti_error_errno(error, errno, path, "open");
+    fst_status status = FST_OK;
+    if (fstat(*fd, info) != 0)
+        status = fsti_error_errno(error, errno, path, "stat");
+    else
+        status = check_regular(path, info, error);
+    if (status != FST_OK) close(*fd);
+    return status;
+}
+
+fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
+    int fd;
+    struct stat info;
+    FST_TRY(open_regular(path, &fd, &info, error));
+    fsti_file *file = fsti_alloc_zeroed(1, sizeof *file);
+    char *path_copy = fsti_string_copy(path, strlen(path));
+    if (file == NULL || path_copy == NULL) {
+        close(fd);
+        fsti_free(file);
+        fsti_free(path_copy);
+        return fsti_error_memory(error, sizeof *file);
+    }
+    fsti_refcount_init(&file->refs);
+    pthread_mutex_init(&file->lock, NULL);
+    file->path = path_copy;
+    file->fd = fd;
+    file->fd_direct = -1;
+    file->size_bytes = (uint64_t)info.st_size;
+    file->modified = info.st_mtim;
+    *out = file;
+    return FST_OK;
+}
+
+fsti_file *fsti_file_ref(fsti_file *file) {
+    fsti_refcount_ref(&file->refs);
+    return file;
+}
+
+void fsti_file_unref(fsti_file *file) {
+    if (file == NULL || !fsti_refcount_unref(&file->refs)) return;
+    if (file->mapping != NULL) munmap(file->mapping, file->size_bytes);
+    if (file->fd_direct >= 0) close(file->fd_direct);
+    close(file->fd);
+    pthread_mutex_destroy(&file->lock);
+    fsti_free(file->path);
+    fsti_free(file);
+}
+
+const char *fsti_file_path(const fsti_file *file) { return file->path; }
+
+uint64_t fsti_file_size(const fsti_file *file) { return file->size_bytes; }
+
+fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
+                          uint32_t *read_count, fst_error *error) {
+    *got = 0;
+    while (*got < size) {
+        fsti_read read = {.file = file,
+                          .offset = offset + *got,
+                          .size = size - *got,
+                          .buffer = (char *)target + *got};
+        ssize_t result = pread(file->fd, read.buffer, read.size, (off_t)read.offset);
+        read.result = result < 0 ? -errno : result;
+        fsti_io_finish(&read);
+        ++*read_count;
+        if (read.result == -EINTR) continue;
+        if (read.result < 0) return fsti_error_errno(error, (int)-read.result, file->path, "read");
+        if (read.result == 0) break;
+        *got += (size_t)read.result;
+    }
+    return FST_OK;
+}
+
+fst_status fsti_file_check(const fsti_file *file, fst_error *error) {
+    struct stat info;
+    if (fstat(file->fd, &info) != 0) return fsti_error_errno(error, errno, file->path, "stat");
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = file->path;
+    if ((uint64_t)info.st_size != file->size_bytes)
+        return fsti_error_set(error, FST_E_FILE_CHANGED, place,
+                              "the file changed since its header was read: it had %" PRIu64
+                              " bytes, now %" PRIu64,
+                              file->size_bytes, (uint64_t)info.st_size);
+    if (info.st_mtim.tv_sec != file->modified.tv_sec ||
+        info.st_mtim.tv_nsec != file->modified.tv_nsec)
+        return fsti_error_set(error, FST_E_FILE_CHANGED, place,
+                              "the file was written to since its header was read");
+    return FST_OK;
+}
+
+fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst_error *error) {
+    int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    if (fsti_alloc_fails()) return fsti_error_memory(error, file->size_bytes);
+    // MAP_NORESERVE: pages that nobody writes to cost nothing.
+    void *address = mmap(NULL, file->size_bytes, protection, MAP_PRIVATE | MAP_NORESERVE, file->fd,
+                         0);
+    if (address == MAP_FAILED) return fsti_error_errno(error, errno, file->path, "mmap");
+    *out = address;
+    return FST_OK;
+}
+
+void fsti_io_unmap(void *address, uint64_t size_bytes) { munmap(address, size_bytes); }
+
+fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
+                              fst_error *error) {
+    uint64_t from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
+    while (madvise(mapping + from, end - from, MADV_POPULATE_READ) != 0) {
+        if (errno == EINTR || errno == EAGAIN) continue;
+        if (errno == EINVAL) return FST_OK; // an older kernel: pages come when they are touched
+        FST_TRY(fsti_file_check(file, error));
+        return fsti_error_errno(error, errno == EFAULT ? EIO : errno, file->path, "mapping");
+    }
+    return FST_OK;
+}
+
+const char *fsti_io_file_mapping(fsti_file *file) {
+    pthread_mutex_lock(&file->lock);
+    if (file->mapping == NULL && !fsti_alloc_fails()) {
+        void *address = mmap(NULL, file->size_bytes, PROT_READ, MAP_SHARED, file->fd, 0);
+        if (address != MAP_FAILED) file->mapping = address;
+    }
+    const char *mapping = file->mapping;
+    pthread_mutex_unlock(&file->lock);
+    return mapping;
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the I/O room: files, what is resident of them, and the engines that read them.
+/// Knows files and addresses, never tensors, headers or devices.
+#ifndef FSTI_IO_H
+#define FSTI_IO_H
+
+#include "base/base.h"
+#include "fastsafetensors/loader.h"
+
+/// Alignment that direct reads keep for offset, size and address. STATX_DIOALIGN may allow less;
+/// none that is sold wants more.
+#define FSTI_IO_PAGE_BYTES 4096u
+
+/// A regular file, open from header to last byte on one descriptor, so that it cannot be swapped
+/// for another. Shared by reference count; safe from any thread.
+typedef struct fsti_file fsti_file;
+
+/// Opens `path` for reading. FIFOs and devices are refused without blocking.
+fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error);
+fsti_file *fsti_file_ref(fsti_file *file);
+void fsti_file_unref(fsti_file *file);
+
+const char *fsti_file_path(const fsti_file *file);
+uint64_t fsti_file_size(const fsti_file *file);
+
+/// Reads up to `size` bytes at `offset`, fewer only at the end of the file. *got: bytes read,
+/// *read_count grows by the system calls.
+fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
+                          uint32_t *read_count, fst_error *error);
+
+/// FST_E_FILE_CHANGED when size or modification time differ from what they were at open.
+fst_status fsti_file_check(const fsti_file *file, fst_error *error);
+
+/// A private mapping of the whole file, for views. *out stays valid until fsti_io_unmap().
+fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst_error *error);
+void fsti_io_unmap(void *address, uint64_t size_bytes);
+
+/// Makes the pages of a mapping present. An I/O error or a file that has shrunk is an error here
+/// rather than a signal later.
+fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
+                              fst_error *error);
+
+/// Bytes of [begin, end) in the page cache. Passive: starts no reading.
+uint64_t fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end);
+
+/// One read in flight. The caller fills the first part and keeps it alive until it is reaped.
+typedef struct fsti_read {
+    fsti_file *file;
+    uint64_t offset;
+    size_t size;
+    void *buffer; ///< unused by a mapped engine
+    // filled by the engine:
+    int64_t result;   ///< bytes, or -errno; fewer bytes than asked for are possible
+    const void *data; ///< where the bytes are: `buffer`, or the mapping
+    struct fsti_read *next;
+} fsti_read;
+
+/// A way to read. A lane is one thread's use of it.
+typedef struct fsti_io_engine {
+    const char *name;
+    bool is_direct; ///< offset, size and buffer must be multiples of FSTI_IO_PAGE_BYTES
+    bool is_mapped; ///< hands out pages of a mapping; copying them needs fsti_io_guarded()
+    bool is_async;  ///< many reads in flight per lane
+    /// Whether it works for `file` (NULL: on this machine), and why.
+    bool (*usable)(fsti_file *file, char *reason, size_t reason_size);
+    fst_status (*lane_open)(uint32_t depth, void **lane, fst_error *error);
+    void (*lane_close)(void *lane);
+    /// Queues a read; the lane has room for `depth`.
+    void (*submit)(void *lane, fsti_read *read);
+    /// Waits for one queued read; NULL when none is queued.
+    fsti_read *(*reap)(void *lane);
+} fsti_io_engine;
+
+extern const fsti_io_engine fsti_io_engine_pread, fsti_io_engine_direct, fsti_io_engine_uring,
+    fsti_io_engine_mmap;
+
+/// The engine of that number; NULL for FST_ENGINE_AUTO and for no engine.
+const fsti_io_engine *fsti_io_engine_get(fst_engine engine);
+
+/// What reads the absent and the resident chunks of a file, and why.
+typedef struct fsti_io_choice {
+    const fsti_io_engine *absent, *resident;
+    char reason[256];
+} fsti_io_choice;
+
+/// Chooses by probing the file; a forced engine that does not work is FST_E_UNSUPPORTED.
+fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed,
+                          fsti_io_choice *out, fst_error *error);
+
+/// Installs the SIGBUS guard once a process; false when that failed or somebody replaced it.
+bool fsti_io_guard_ready(void);
+/// Runs `work(context)`, which reads [begin, begin + size); false when a page there could not be
+/// had (the file shrank, or an I/O error). `work` must own nothing that needs undoing.
+bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin,
+                     uint64_t size);
+
+/// For tests: called with every finished read, may change its result.
+typedef void (*fsti_io_fault_hook)(fsti_read *read);
+void fsti_io_fault_hook_set(fsti_io_fault_hook hook);
+/// For tests: pretend that these are missing (bits).
+enum { FSTI_IO_HIDE_CACHESTAT = 1, FSTI_IO_HIDE_URING = 2, FSTI_IO_HIDE_DIRECT = 4 };
+void fsti_io_hide(unsigned features);
+
+#endif

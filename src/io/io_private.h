@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the files of the I/O room share.
+#ifndef FSTI_IO_PRIVATE_H
+#define FSTI_IO_PRIVATE_H
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include "io.h"
+
+struct fsti_file {
+    fsti_refcount refs;
+    char *path;
+    int fd;
+    uint64_t size_bytes;
+    struct timespec modified;
+    pthread_mutex_t lock; ///< for what is made on first use, below
+    bool direct_probed;
+    int fd_direct; ///< the same file past the page cache, or -1
+    char direct_reason[128];
+    void *mapping; ///< shared, read-only, for copies; NULL until asked for
+};
+
+/// The descriptor for direct reads, or -1; `reason` (may be NULL) says why.
+int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size);
+/// The read-only mapping of the whole file, or NULL.
+const char *fsti_io_file_mapping(fsti_file *file);
+/// Gives a finished read to the test hook, if there is one.
+void fsti_io_finish(fsti_read *read);
+/// Lanes of engines that finish a read within submit.
+fst_status fsti_io_sync_lane_open(uint32_t depth, void **lane, fst_error *error);
+void fsti_io_sync_lane_close(void *lane);
+void fsti_io_sync_finish(void *lane, fsti_read *read, int64_t result, const void *data);
+fsti_read *fsti_io_sync_reap(void *lane);
+bool fsti_io_hidden(unsigned feature);
+/// Whether io_uring can be set up in this process, and why not.
+bool fsti_io_uring_available(char *reason, size_t reason_size);
+
+#endif

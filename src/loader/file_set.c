@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A model: its files, and one table of tensors over all of them.
+#include <string.h>
+
+#include "model.h"
+
+fst_model *fsti_model_ref(fst_model *model) {
+    fsti_refcount_ref(&model->refs);
+    return model;
+}
+
+void fsti_model_unref(fst_model *model) {
+    if (model == NULL || !fsti_refcount_unref(&model->refs)) return;
+    for (size_t i = 0; i < model->file_count; i++) fsti_model_file_clear(&model->files[i]);
+    fsti_free(model->files);
+    fsti_free(model->entries);
+    fsti_free(model->slots);
+    pthread_mutex_destroy(&model->lock);
+    fsti_free(model);
+}
+
+static fst_status open_files(const char *const *paths, size_t path_count, uint32_t flags,
+                             const fsti_index *index, fst_model **out, fst_error *error) {
+    fst_model *model = fsti_alloc_zeroed(1, sizeof *model);
+    if (model == NULL) return fsti_error_memory(error, sizeof *model);
+    fsti_refcount_init(&model->refs);
+    pthread_mutex_init(&model->lock, NULL);
+    model->hash_key = fsti_hash_key();
+    model->files = fsti_alloc_zeroed(path_count, sizeof *model->files);
+    fst_status status =
+        model->files == NULL ? fsti_error_memory(error, path_count * sizeof *model->files) : FST_OK;
+    for (size_t i = 0; i < path_count && status == FST_OK; i++) {
+        status = fsti_model_file_open(paths[i], flags, model->hash_key, &model->files[i], error);
+        if (status == FST_OK) model->file_count++;
+    }
+    if (status == FST_OK) status = fsti_model_merge(model, index, error);
+    if (status != FST_OK) {
+        fsti_model_unref(model);
+        return status;
+    }
+    *out = model;
+    return FST_OK;
+}
+
+fst_status fsti_model_open_files(const char *const *paths, size_t path_count, uint32_t flags,
+                                 fst_model **out, fst_error *error) {
+    return open_files(paths, path_count, flags, NULL, out, error);
+}
+
+fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error) {
+    model_paths paths;
+    FST_TRY(fsti_model_paths(path, fsti_hash_key(), &paths, error));
+    fst_status status = open_files((const char *const *)paths.paths, paths.count, flags,
+                                   paths.has_index ? &paths.index : NULL, out, error);
+    fsti_model_paths_clear(&paths);
+    return status;
+}
+
+size_t fsti_model_tensor_count(const fst_model *model) { return model->tensor_count; }
+
+size_t fsti_model_file_count(const fst_model *model) { return model->file_count; }
+
+void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out) {
+    model_entry entry = fsti_model_entry(model, index);
+    const fsti_header *header = model->files[entry.file].header;
+    const fsti_tensor *tensor = &header->tensors[entry.tensor];
+    *out = (fst_tensor_info){.name = fsti_header_name(header, tensor),
+                             .name_size = tensor->name_size,
+                             .dtype = (fst_dtype)tensor->dtype,
+                             .rank = tensor->rank,
+                             .shape = fsti_header_shape(header, tensor),
+                             .element_count = 1,
+                             .size_bytes = tensor->end - tensor->begin,
+                             .file_index = entry.file,
+                             .file_offset = header->data_begin + tensor->begin};
+    for (uint32_t i = 0; i < tensor->rank; i++) out->element_count *= out->shape[i];
+}
+
+void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out) {
+    const model_file *file = &model->files[index];
+    *out = (fst_file_info){.path = fsti_file_path(file->file),
+                           .size_bytes = fsti_file_size(file->file),
+                           .header_bytes = file->header->data_begin,
+                           .tensor_count = file->header->tensor_count,
+                           .metadata_count = file->header->metadata_count,
+                           .has_metadata = file->header->has_metadata,
+                           .header_reads = file->header_reads,
+                           .table_bytes = file->header->table_bytes};
+}
+
+void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,
+                         fst_metadata_entry *out) {
+    const fsti_header *header = model->files[file_index].header;
+    const fsti_metadata_pair *pair = &header->metadata[entry_index];
+    *out = (fst_metadata_entry){.key = header->bytes + pair->key.at,
+                                .key_size = pair->key.size,
+                                .value = header->bytes + pair->value.at,
+                                .value_size = pair->value.size};
+}
+
+static void release_mapping(fsti_buffer *buffer) {
+    fsti_io_unmap(buffer->data, buffer->size_bytes);
+}
+
+static fst_status make_mapping(fsti_file *file, bool writable, fsti_buffer **out,
+                               fst_error *error) {
+    void *address;
+    uint64_t size = fsti_file_size(file);
+    FST_TRY(fsti_file_map_private(file, writable, &address, error));
+    fst_status status = fsti_buffer_wrap(address, size, release_mapping, out, error);
+    if (status != FST_OK)
+        fsti_io_unmap(address, size);
+    else
+        (*out)->writable = writable;
+    return status;
+}
+
+fst_status fsti_model_mapping(fst_model *model, uint32_t file_index, bool writable,
+                              fsti_buffer **out, fst_error *error) {
+    model_file *file = &model->files[file_index];
+    fst_status status = FST_OK;
+    pthread_mutex_lock(&model->lock);
+    fsti_buffer **mapping = &file->mappings[writable];
+    if (*mapping == NULL) status = make_mapping(file->file, writable, mapping, error);
+    if (status == FST_OK) *out = fsti_buffer_ref(*mapping);
+    pthread_mutex_unlock(&model->lock);
+    return status;
+}

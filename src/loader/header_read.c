@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Reading a file's header: one read for most, two for large ones.
+#include <string.h>
+
+#include "model.h"
+
+/// Room for the header of a few hundred tensors; a longer one costs a second read.
+#define FIRST_READ_BYTES ((size_t)64 << 10)
+#define INDEX_BYTES_MAX ((uint64_t)FSTI_FORMAT_HEADER_BYTES_MAX)
+
+static fst_status file_ended(const fsti_file *file, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = fsti_file_path(file);
+    return fsti_error_set(error, FST_E_SHORT_READ, place, "the file ended inside its header");
+}
+
+/// Brings the rest of a header behind the `have` bytes of the first read.
+static fst_status read_rest(model_file *target, char **bytes, size_t have, size_t header_bytes,
+                            fst_error *error) {
+    size_t wanted = FSTI_FORMAT_LENGTH_BYTES + header_bytes, got;
+    char *grown = fsti_realloc(*bytes, wanted + FSTI_FORMAT_PADDING_BYTES);
+    if (grown == NULL) return fsti_error_memory(error, wanted);
+    *bytes = grown;
+    if (have < wanted) {
+        FST_TRY(fsti_file_read(target->file, grown + have, wanted - have, have, &got,
+                               &target->header_reads, error));
+        if (got < wanted - have) return file_ended(target->file, error);
+    }
+    // The text alone from here on, at the start of its block, ended by zeros.
+    memmove(grown, grown + FSTI_FORMAT_LENGTH_BYTES, header_bytes);
+    memset(grown + header_bytes, 0, FSTI_FORMAT_PADDING_BYTES);
+    return FST_OK;
+}
+
+static fst_status read_header(model_file *target, const fsti_header_rules *rules, char **bytes,
+                              uint64_t *header_bytes, fst_error *error) {
+    size_t first = (size_t)fsti_min(rules->file_size, FIRST_READ_BYTES), got;
+    *bytes = fsti_alloc(first + FSTI_FORMAT_PADDING_BYTES);
+    if (*bytes == NULL) return fsti_error_memory(error, first);
+    FST_TRY(fsti_file_read(target->file, *bytes, first, 0, &got, &target->header_reads, error));
+    if (got < first) return file_ended(target->file, error);
+    FST_TRY(fsti_header_length((unsigned char *)*bytes, rules, header_bytes, error));
+    return read_rest(target, bytes, got, (size_t)*header_bytes, error);
+}
+
+fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_key,
+                                model_file *out, fst_error *error) {
+    *out = (model_file){0};
+    FST_TRY(fsti_file_open(path, &out->file, error));
+    fsti_header_rules rules = {.path = path,
+                               .file_size = fsti_file_size(out->file),
+                               .lenient = (flags & FST_OPEN_LENIENT) != 0,
+                               .hash_key = hash_key};
+    char *bytes = NULL;
+    uint64_t header_bytes;
+    fst_status status = read_header(out, &rules, &bytes, &header_bytes, error);
+    if (status == FST_OK)
+        status = fsti_header_parse(bytes, (size_t)header_bytes, &rules, &out->header, error);
+    else
+        fsti_free(bytes);
+    if (status != FST_OK) fsti_model_file_clear(out);
+    return status;
+}
+
+void fsti_model_file_clear(model_file *file) {
+    for (int i = 0; i < 2; i++) fsti_buffer_unref(file->mappings[i]);
+    fsti_header_unref(file->header);
+    fsti_file_unref(file->file);
+    *file = (model_file){0};
+}
+
+fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,
+                                fst_error *error) {
+    fsti_file *file;
+    uint32_t read_count = 0;
+    FST_TRY(fsti_file_open(path, &file, error));
+    uint64_t size = fsti_file_size(file);
+    fst_status status = FST_OK;
+    *bytes = NULL;
+    if (size > INDEX_BYTES_MAX) {
+        fsti_error_place place = FSTI_NOWHERE;
+        place.file = path;
+        status = fsti_error_set(error, FST_E_INDEX_JSON, place, "JsonError: index file too large");
+    } else {
+        *bytes = fsti_alloc((size_t)size + FSTI_FORMAT_PADDING_BYTES);
+        if (*bytes == NULL) status = fsti_error_memory(error, size);
+    }
+    if (status == FST_OK)
+        status = fsti_file_read(file, *bytes, (size_t)size, 0, byte_count, &read_count, error);
+    if (status == FST_OK)
+        memset(*bytes + *byte_count, 0, FSTI_FORMAT_PADDING_BYTES);
+    else
+        fsti_free(*bytes);
+    fsti_file_unref(file);
+    return status;
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A load from request to tensors: mode, plan, pipeline, and the ways to get at what arrives.
+#include "load.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/// Batches of a load whose order is the caller's and whose memory is not limited: small enough
+/// that early tensors come early.
+#define ORDERED_BATCH_BYTES ((uint64_t)64 << 20)
+#define COALESCE_GAP_BYTES ((uint64_t)64 << 10)
+/// A budget is cut into this many batches, so that reading and using overlap.
+#define BATCHES_PER_BUDGET 4u
+/// AUTO maps when at least this much of the request is in the page cache.
+#define MAP_RESIDENT_PERCENT 90u
+
+static bool has_destinations(const fst_loader *loader) {
+    for (size_t i = 0; i < loader->plan.item_count; i++)
+        if (loader->wants[i].destination != NULL) return true;
+    return false;
+}
+
+/// Bytes of the files asked for, and how many of them are in the page cache. Whole files: a probe
+/// a file costs microseconds, a probe a tensor would not.
+static void measure_residency(const fst_loader *loader, uint64_t *resident, uint64_t *total) {
+    uint32_t last = UINT32_MAX;
+    *resident = *total = 0;
+    bool few = loader->plan.item_count <= 16;
+    for (size_t i = 0; i < loader->plan.item_count; i++) {
+        const fsti_plan_want *want = &loader->wants[i];
+        const fsti_header *header = loader->headers[want->file];
+        const fsti_tensor *tensor = &header->tensors[want->tensor];
+        uint64_t begin = header->data_begin, end = fsti_file_size(loader->files[want->file]);
+        if (few) {
+            end = begin + tensor->end;
+            begin += tensor->begin;
+        } else if (want->file == last) {
+            continue;
+        }
+        last = want->file;
+        *total += end - begin;
+        *resident += fsti_file_resident(loader->files[want->file], begin, end);
+    }
+}
+
+static void choose_mode(fst_loader *loader) {
+    const fst_load_options *options = &loader->options;
+    size_t size = sizeof loader->mode_reason;
+    loader->mode = options->mode;
+    if (options->mode != FST_MODE_AUTO) {
+        snprintf(loader->mode_reason, size, "%s was asked for",
+                 options->mode == FST_MODE_MAP ? "map" : "load");
+        return;
+    }
+    loader->mode = FST_MODE_LOAD;
+    if (has_destinations(loader)) {
+        snprintf(loader->mode_reason, size, "load: the caller gives the memory");
+    } else if (options->engine != FST_ENGINE_AUTO || options->allocator != NULL ||
+               options->budget_bytes != 0) {
+        snprintf(loader->mode_reason, size, "load: an engine, allocator or budget was asked for");
+    } else {
+        uint64_t resident, total;
+        measure_residency(loader, &resident, &total);
+        uint64_t percent = total == 0 ? 100 : resident / (total / 100 + 1);
+        if (total == 0 || resident >= total / 100 * MAP_RESIDENT_PERCENT)
+            loader->mode = FST_MODE_MAP;
+        snprintf(loader->mode_reason, size, "%s: %" PRIu64 " %% is in the page cache",
+                 loader->mode == FST_MODE_MAP ? "map" : "load", percent);
+    }
+}
+
+static uint64_t largest_item(const fst_loader *loader) {
+    uint64_t largest = 0;
+    for (size_t i = 0; i < loader->plan.item_count; i++) {
+        const fsti_plan_want *want = &loader->wants[i];
+        const fsti_tensor *tensor = &loader->headers[want->file]->tensors[want->tensor];
+        largest = fsti_max(largest, tensor->end - tensor->begin);
+    }
+    return largest;
+}
+
+/// How large a batch may be. What a batch takes beyond its tensors (page ends, small gaps) is
+/// set aside.
+static uint64_t batch_limit(const fst_loader *loader) {
+    const fst_load_options *options = &loader->options;
+    if (options->budget_bytes != 0)
+        return fsti_max(options->budget_bytes / BATCHES_PER_BUDGET, largest_item(loader));
+    return options->order == FST_ORDER_REQUEST ? ORDERED_BATCH_BYTES : UINT64_MAX;
+}
+
+static fst_status check_budget(const fst_loader *loader, fst_error *error) {
+    uint64_t budget = loader->options.budget_bytes;
+    if (budget == 0) return FST_OK;
+    for (size_t i = 0; i < loader->plan.batch_count; i++) {
+        const fsti_plan_batch *batch = &loader->plan.batches[i];
+        if (batch->buffer_bytes <= budget) continue;
+        uint32_t item_index = loader->plan.delivery[batch->delivery_first];
+        const fsti_plan_item *item = &loader->plan.items[item_index];
+        const fsti_header *header = loader->headers[item->file];
+        const fsti_tensor *tensor = &header->tensors[item->tensor];
+        fsti_error_place place = FSTI_NOWHERE;
+        place.tensor = fsti_header_name(header, tensor);
+        place.tensor_size = tensor->name_size;
+        return fsti_error_set(error, FST_E_BUDGET, place,
+                              "the budget is %" PRIu64 " bytes, a batch needs %" PRIu64, budget,
+                              batch->buffer_bytes);
+    }
+    return FST_OK;
+}
+
+static fst_status make_plan(fst_loader *loader, fst_error *error) {
+    const fst_load_options *options = &loader->options;
+    uint64_t start_ns = fsti_now_ns(), gap = options->coalesce_gap_bytes;
+    fsti_plan_rules rules = {.order = options->order,
+                             .batch_bytes_max = batch_limit(loader),
+                             .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
+                                                   : gap == UINT64_MAX ? 0
+                                                                       : gap};
+    size_t count = loader->plan.item_count;
+    FST_TRY(fsti_plan_make(loader->headers, loader->wants, count, &rules, &loader->plan, error));
+    loader->plan_ns = fsti_now_ns() - start_ns;
+    return check_budget(loader, error);
+}
+
+static fst_status list_files(fst_loader *loader, fst_error *error) {
+    const fst_model *model = loader->model;
+    size_t count = model->file_count;
+    loader->headers = fsti_alloc_zeroed(count, sizeof *loader->headers);
+    loader->files = fsti_alloc_zeroed(count, sizeof *loader->files);
+    if (loader->headers == NULL || loader->files == NULL)
+        return fsti_error_memory(error, count * sizeof *loader->files);
+    for (size_t i = 0; i < count; i++) {
+        loader->headers[i] = model->files[i].header;
+        loader->files[i] = model->files[i].file;
+    }
+    return FST_OK;
+}
+
+/// Views of the files that the request touches.
+static fst_status make_views(fst_loader *loader, fst_error *error) {
+    size_t count = loader->model->file_count;
+    if (loader->mode != FST_MODE_MAP) return FST_OK;
+    loader->views = fsti_alloc_zeroed(count, sizeof *loader->views);
+    loader->mappings = fsti_alloc_zeroed(count, sizeof *loader->mappings);
+    if (loader->views == NULL || loader->mappings == NULL)
+        return fsti_error_memory(error, count * sizeof *loader->views);
+    bool writable = loader->options.map_read_only == 0;
+    for (size_t i = 0; i < loader->plan.extent_count; i++) {
+        uint32_t file = loader->plan.extents[i].file;
+        if (loader->views[file] != NULL) continue;
+        FST_TRY(fsti_file_check(loader->files[file], error));
+        FST_TRY(fsti_model_mapping(loader->model, file, writable, &loader->views[file], error));
+        loader->mappings[file] = loader->views[file]->data;
+    }
+    return FST_OK;
+}
+
+static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
+    const fst_load_options *options = &loader->options;
+    fsti_job job = {.plan = &loader->plan,
+                    .headers = loader->headers,
+                    .files = loader->files,
+                    .mappings = loader->mappings,
+                    .allocator = options->allocator,
+                    .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
+                    .thread_count = options->thread_count,
+                    .budget_bytes = options->budget_bytes,
+                    .guard_allowed = options->no_sigbus_guard == 0,
+                    .progress = options->progress,
+                    .progress_context = options->progress_context};
+    return fsti_pipeline_open(&job, &loader->pipeline, error);
+}
+
+fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, fst_loader **out,
+                            fst_error *error) {
+    fst_loader *loader = fsti_alloc_zeroed(1, sizeof *loader);
+    if (loader == NULL) return fsti_error_memory(error, sizeof *loader);
+    pthread_mutex_init(&loader->lock, NULL);
+    loader->model = fsti_model_ref(model);
+    loader->options = *options;
+    if (options->allocator != NULL) {
+        loader->allocator = *options->allocator;
+        loader->options.allocator = &loader->allocator;
+    }
+    fst_status status = list_files(loader, error);
+    if (status == FST_OK) status = fsti_loader_resolve(loader, options, error);
+    if (status == FST_OK) {
+        choose_mode(loader);
+        status = make_plan(loader, error);
+    }
+    if (status == FST_OK) status = make_views(loader, error);
+    if (status == FST_OK) status = start_pipeline(loader, error);
+    if (status != FST_OK) {
+        fsti_loader_close(loader);
+        return status;
+    }
+    *out = loader;
+    return FST_OK;
+}
+
+void fsti_loader_close(fst_loader *loader) {
+    if (loader == NULL) return;
+    fsti_pipeline_close(loader->pipeline);
+    if (loader->views != NULL)
+        for (size_t i = 0; i < loader->model->file_count; i++) fsti_buffer_unref(loader->views[i]);
+    fsti_free(loader->views);
+    fsti_free(loader->mappings);
+    fsti_plan_clear(&loader->plan);
+    fsti_free(loader->wants);
+    fsti_free(loader->slices);
+    fsti_free(loader->headers);
+    fsti_free(loader->files);
+    fsti_model_unref(loader->model);
+    pthread_mutex_destroy(&loader->lock);
+    fsti_free(loader);
+}
+
+size_t fsti_loader_tensor_count(const fst_loader *loader) { return loader->plan.item_count; }
+
+void fsti_loader_cancel(fst_loader *loader) { fsti_pipeline_cancel(loader->pipeline); }
+
+/// Waits for chunks and keeps the time of it.
+static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, int64_t timeout_ms,
+                              fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    fst_status status = fsti_pipeline_wait(loader->pipeline, first, end, timeout_ms, error);
+    uint64_t waited_ns = fsti_now_ns() - start_ns;
+    pthread_mutex_lock(&loader->lock);
+    loader->wait_ns += waited_ns;
+    pthread_mutex_unlock(&loader->lock);
+    return status;
+}
+
+fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
+    if (loader->options.budget_bytes != 0)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                              "a load with a budget is finished by fst_loader_next()");
+    return wait_chunks(loader, 0, (uint32_t)loader->plan.chunk_count, timeout_ms, error);
+}
+
+/// A mapped tensor is there at once: its pages come when they are touched.
+static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int64_t timeout_ms,
+                            fst_error *error) {
+    if (loader->mode == FST_MODE_MAP || item->size_bytes == 0) return FST_OK;
+    return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
+}
+
+/// Lets go of batches that have been handed out whole. The lock is held.
+static void release_delivered(fst_loader *loader) {
+    const fsti_plan *plan = &loader->plan;
+    if (loader->options.budget_bytes == 0) return; // kept for access by name
+    while (loader->next_batch < plan->batch_count) {
+        const fsti_plan_batch *batch = &plan->batches[loader->next_batch];
+        if (loader->next_delivery < batch->delivery_first + batch->delivery_count) return;
+        fsti_pipeline_release(loader->pipeline, loader->next_batch++);
+    }
+}
+
+fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor **out,
+                            fst_error *error) {
+    const fsti_plan *plan = &loader->plan;
+    pthread_mutex_lock(&loader->lock);
+    size_t position = loader->next_delivery;
+    pthread_mutex_unlock(&loader->lock);
+    if (position >= plan->item_count) return FST_END;
+    uint32_t item_index = plan->delivery[position];
+    const fsti_plan_item *item = &plan->items[item_index];
+    FST_TRY(wait_item(loader, item, timeout_ms, error));
+    fsti_buffer *buffer;
+    fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
+    fst_status status = fsti_tensor_make(loader, item_index, buffer, out, error);
+    fsti_buffer_unref(buffer);
+    FST_TRY(status);
+    pthread_mutex_lock(&loader->lock);
+    loader->next_delivery = position + 1;
+    release_delivered(loader);
+    pthread_mutex_unlock(&loader->lock);
+    return FST_OK;
+}
+
+/// Reads one item again, in a load of its own.
+static fst_status reload_item(fst_loader *loader, uint32_t item_index, fst_tensor **out,
+                              fst_error *error) {
+    const fsti_plan_want *want = &loader->wants[item_index];
+    const fst_model *model = loader->model;
+    size_t tensor_index = want->tensor;
+    if (model->entries != NULL) {
+        const fsti_header *header = loader->headers[want->file];
+        const fsti_tensor *tensor = &header->tensors[want->tensor];
+        FST_TRY(fsti_model_find(model, fsti_header_name(header, tensor), tensor->name_size,
+                                &tensor_index, error));
+    }
+    fst_request_item item = {.tensor_index = tensor_index,
+                             .slice_begin = want->slice_begin,
+                             .slice_end = want->slice_end,
+                             .destination = want->destination,
+                             .destination_bytes = want->destination_bytes};
+    fst_load_options options = loader->options;
+    options.items = &item;
+    options.item_count = 1;
+    options.budget_bytes = 0;
+    options.progress = NULL;
+    options.mode = loader->mode;
+    fst_loader *single;
+    FST_TRY(fsti_loader_open(loader->model, &options, &single, error));
+    fst_status status = fsti_loader_next(single, -1, out, error);
+    fsti_loader_close(single);
+    return status;
+}
+
+fst_status fsti_loader_item(fst_loader *loader, size_t item_index, fst_tensor **out,
+                            fst_error *error) {
+    const fsti_plan_item *item = &loader->plan.items[item_index];
+    fsti_buffer *buffer;
+    // Holding the buffer keeps the bytes even if the stream lets go of them meanwhile. A batch
+    // that is not admitted must not be waited for: its turn may never come while we wait.
+    if (!fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer) && item->size_bytes > 0)
+        return reload_item(loader, (uint32_t)item_index, out, error);
+    fst_status status = wait_item(loader, item, -1, error);
+    if (status == FST_OK)
+        status = fsti_tensor_make(loader, (uint32_t)item_index, buffer, out, error);
+    fsti_buffer_unref(buffer);
+    return status;
+}
+
+fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
+                              fst_tensor **out, fst_error *error) {
+    size_t tensor_index;
+    FST_TRY(fsti_model_find(loader->model, name, name_size, &tensor_index, error));
+    model_entry entry = fsti_model_entry(loader->model, tensor_index);
+    for (size_t i = 0; i < loader->plan.item_count; i++)
+        if (loader->wants[i].file == entry.file && loader->wants[i].tensor == entry.tensor)
+            return fsti_loader_item(loader, i, out, error);
+    fsti_error_place place = FSTI_NOWHERE;
+    place.tensor = name;
+    place.tensor_size = name_size;
+    return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, place,
+                          "the request does not include the tensor");
+}
+
+void fsti_loader_stats(fst_loader *loader, fst_load_stats *stats) {
+    size_t struct_size = stats->struct_size;
+    memset(stats, 0, sizeof *stats);
+    stats->struct_size = struct_size;
+    fsti_pipeline_stats(loader->pipeline, stats);
+    char engine_reason[sizeof stats->reason];
+    snprintf(engine_reason, sizeof engine_reason, "%s", stats->reason);
+    bool map = loader->mode == FST_MODE_MAP;
+    snprintf(stats->mode, sizeof stats->mode, "%s", map ? "map" : "load");
+    if (map) snprintf(stats->engine, sizeof stats->engine, "mapping");
+    snprintf(stats->reason, sizeof stats->reason, "%s%s%.300s", loader->mode_reason,
+             map ? "" : "; ", map ? "" : engine_reason);
+    stats->tensor_count = loader->plan.item_count;
+    stats->bytes_requested = loader->plan.bytes_requested;
+    stats->plan_ns = loader->plan_ns;
+    pthread_mutex_lock(&loader->lock);
+    stats->wait_ns = loader->wait_ns;
+    stats->bytes_copied += loader->bytes_aligned;
+    pthread_mutex_unlock(&loader->lock);
+}

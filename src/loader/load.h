@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A load's inside: private to the loader room.
+#ifndef FSTI_LOAD_H
+#define FSTI_LOAD_H
+
+#include "model.h"
+#include "plan/plan.h"
+#include "transfer/transfer.h"
+
+struct fst_loader {
+    fst_model *model;
+    fst_load_options options; ///< without its pointers to items and globs
+    fst_load_mode mode;       ///< what AUTO became
+    char mode_reason[160];
+    fsti_plan_want *wants;
+    uint64_t *slices; ///< the numbers that wants point to
+    const fsti_header **headers;
+    fsti_file **files;
+    fsti_buffer **views; ///< FST_MODE_MAP: mappings by file
+    char **mappings;     ///< their addresses
+    fst_allocator allocator;
+    fsti_plan plan;
+    fsti_pipeline *pipeline;
+    pthread_mutex_t lock; ///< for what follows
+    size_t next_delivery;
+    uint32_t next_batch; ///< batches before it have been handed out
+    uint64_t plan_ns, wait_ns, bytes_aligned;
+};
+
+/// Fills loader->wants from the options' items, or from its selection.
+fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *options,
+                               fst_error *error);
+
+/// Makes the tensor of an item whose bytes are in place. `buffer` may be NULL (a destination).
+fst_status fsti_tensor_make(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
+                            fst_tensor **out, fst_error *error);
+
+#endif

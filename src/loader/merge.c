@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The table of tensors of a model of several files: names unique, or as an index says.
+#include <string.h>
+
+#include "model.h"
+
+static const fsti_tensor *entry_tensor(const fst_model *model, model_entry entry) {
+    return &model->files[entry.file].header->tensors[entry.tensor];
+}
+
+static const char *entry_name(const fst_model *model, model_entry entry) {
+    return fsti_header_name(model->files[entry.file].header, entry_tensor(model, entry));
+}
+
+/// The slot of the name, or the free one where it belongs.
+static size_t find_slot(const fst_model *model, const char *name, size_t size, uint32_t hash) {
+    size_t mask = model->slot_count - 1, slot = hash & mask;
+    for (; model->slots[slot] != 0; slot = (slot + 1) & mask) {
+        model_entry entry = model->entries[model->slots[slot] - 1];
+        const fsti_tensor *tensor = entry_tensor(model, entry);
+        if (tensor->hash == hash && tensor->name_size == size &&
+            memcmp(entry_name(model, entry), name, size) == 0)
+            break;
+    }
+    return slot;
+}
+
+static fst_status duplicate_failure(const fst_model *model, model_entry first, model_entry second,
+                                    fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.tensor = entry_name(model, second);
+    place.tensor_size = entry_tensor(model, second)->name_size;
+    return fsti_error_set(error, FST_E_DUPLICATE_TENSOR, place,
+                          "a tensor name is in two files: %.150s and %.150s",
+                          fsti_file_path(model->files[first.file].file),
+                          fsti_file_path(model->files[second.file].file));
+}
+
+static fst_status index_names(fst_model *model, fst_error *error) {
+    size_t slot_count = 4;
+    while (slot_count < model->tensor_count * 2) slot_count *= 2;
+    model->slots = fsti_alloc_zeroed(slot_count, sizeof *model->slots);
+    if (model->slots == NULL) return fsti_error_memory(error, slot_count * sizeof *model->slots);
+    model->slot_count = slot_count;
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        model_entry entry = model->entries[i];
+        const fsti_tensor *tensor = entry_tensor(model, entry);
+        size_t slot =
+            find_slot(model, entry_name(model, entry), tensor->name_size, tensor->hash);
+        if (model->slots[slot] != 0)
+            return duplicate_failure(model, model->entries[model->slots[slot] - 1], entry, error);
+        model->slots[slot] = (uint32_t)i + 1;
+    }
+    return FST_OK;
+}
+
+static size_t count_all(const fst_model *model) {
+    size_t count = 0;
+    for (size_t i = 0; i < model->file_count; i++) count += model->files[i].header->tensor_count;
+    return count;
+}
+
+/// Marks which tensors an index maps; `marks` is by file and tensor, files one after the other.
+static fst_status mark_mapped(const fst_model *model, const fsti_index *index, char *marks,
+                              const size_t *file_starts, fst_error *error) {
+    for (size_t i = 0; i < index->entry_count; i++) {
+        const fsti_index_entry *mapped = &index->entries[i];
+        const char *name = index->bytes + mapped->name.at;
+        const model_file *file = &model->files[mapped->file];
+        size_t tensor = fsti_header_find(file->header, name, mapped->name.size);
+        if (tensor == SIZE_MAX) {
+            fsti_error_place place = {.file = fsti_file_path(file->file),
+                                      .tensor = name,
+                                      .tensor_size = mapped->name.size,
+                                      .byte_offset = FST_NO_OFFSET};
+            return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, place,
+                                  "the index names a tensor that its file does not have");
+        }
+        marks[file_starts[mapped->file] + tensor] = 1;
+    }
+    return FST_OK;
+}
+
+static void collect_entries(fst_model *model, const char *marks) {
+    size_t place = 0;
+    for (uint32_t file = 0; file < model->file_count; file++)
+        for (uint32_t tensor = 0; tensor < model->files[file].header->tensor_count; tensor++)
+            if (marks == NULL || marks[place++] != 0)
+                model->entries[model->tensor_count++] = (model_entry){file, tensor};
+}
+
+static fst_status collect_mapped(fst_model *model, const fsti_index *index, fst_error *error) {
+    char *marks = fsti_alloc_zeroed(count_all(model), 1);
+    size_t *file_starts = fsti_alloc_zeroed(model->file_count, sizeof *file_starts);
+    fst_status status = marks == NULL || file_starts == NULL
+                            ? fsti_error_memory(error, count_all(model))
+                            : FST_OK;
+    for (size_t i = 1; status == FST_OK && i < model->file_count; i++)
+        file_starts[i] = file_starts[i - 1] + model->files[i - 1].header->tensor_count;
+    if (status == FST_OK) status = mark_mapped(model, index, marks, file_starts, error);
+    if (status == FST_OK) collect_entries(model, marks);
+    fsti_free(marks);
+    fsti_free(file_starts);
+    return status;
+}
+
+fst_status fsti_model_merge(fst_model *model, const fsti_index *index, fst_error *error) {
+    size_t all = count_all(model);
+    if (index == NULL && model->file_count == 1) {
+        model->tensor_count = all;
+        return FST_OK;
+    }
+    if (all >= UINT32_MAX)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "too many tensors");
+    model->entries = fsti_alloc(all * sizeof *model->entries);
+    if (model->entries == NULL) return fsti_error_memory(error, all * sizeof *model->entries);
+    if (index != NULL)
+        FST_TRY(collect_mapped(model, index, error));
+    else
+        collect_entries(model, NULL);
+    return index_names(model, error);
+}
+
+fst_status fsti_model_find(const fst_model *model, const char *name, size_t name_size,
+                           size_t *index, fst_error *error) {
+    size_t found;
+    if (model->entries == NULL) {
+        found = fsti_header_find(model->files[0].header, name, name_size);
+    } else {
+        uint32_t hash = (uint32_t)(fsti_hash(name, name_size, model->hash_key) >> 32);
+        uint32_t value = model->slots[find_slot(model, name, name_size, hash)];
+        found = value == 0 ? SIZE_MAX : value - 1;
+    }
+    if (found == SIZE_MAX) {
+        fsti_error_place place = FSTI_NOWHERE;
+        place.tensor = name;
+        place.tensor_size = name_size;
+        return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, place, "tensor not found");
+    }
+    *index = found;
+    return FST_OK;
+}

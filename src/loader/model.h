@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The model's inside: private to the loader room.
+#ifndef FSTI_MODEL_H
+#define FSTI_MODEL_H
+
+#include <pthread.h>
+
+#include "device/device.h"
+#include "format/format.h"
+#include "io/io.h"
+#include "loader.h"
+
+/// One file of a model.
+typedef struct model_file {
+    fsti_file *file;
+    fsti_header *header;
+    uint32_t header_reads;
+    fsti_buffer *mappings[2]; ///< private views, read-only and writable; made on first use
+} model_file;
+
+typedef struct model_entry {
+    uint32_t file, tensor;
+} model_entry;
+
+struct fst_model {
+    fsti_refcount refs;
+    model_file *files;
+    size_t file_count;
+    /// By tensor index; NULL for one file, where both numbers are the same.
+    model_entry *entries;
+    size_t tensor_count;
+    uint32_t *slots; ///< names of all files: index + 1; NULL for one file
+    size_t slot_count;
+    uint64_t hash_key;
+    pthread_mutex_t lock; ///< for mappings
+};
+
+static inline model_entry fsti_model_entry(const fst_model *model, size_t index) {
+    return model->entries == NULL ? (model_entry){0, (uint32_t)index} : model->entries[index];
+}
+
+fst_model *fsti_model_ref(fst_model *model);
+
+/// Opens a file and reads its header with one or two reads.
+fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_key,
+                                model_file *out, fst_error *error);
+void fsti_model_file_clear(model_file *file);
+
+/// Adds the tensors of all files (or those that `index` maps) to the model's table.
+fst_status fsti_model_merge(fst_model *model, const fsti_index *index, fst_error *error);
+
+/// The private mapping of a file, the same one each time. *out: a new reference.
+fst_status fsti_model_mapping(fst_model *model, uint32_t file_index, bool writable,
+                              fsti_buffer **out, fst_error *error);
+
+/// Which files make up a path: one, a folder's, or an index's.
+typedef struct model_paths {
+    char **paths;
+    size_t count, capacity;
+    fsti_index index;
+    bool has_index;
+} model_paths;
+fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *out,
+                            fst_error *error);
+void fsti_model_paths_clear(model_paths *paths);
+
+/// A whole small file, ended by FSTI_FORMAT_PADDING_BYTES zero bytes.
+fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,
+                                fst_error *error);
+
+#endif

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/// From what the user names to files: a file, an index, or a folder.
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "model.h"
+
+/// More files than any model has; a folder of more is a mistake.
+#define FILE_COUNT_MAX ((size_t)1 << 20)
+
+void fsti_model_paths_clear(model_paths *paths) {
+    for (size_t i = 0; i < paths->count; i++) fsti_free(paths->paths[i]);
+    fsti_free(paths->paths);
+    fsti_index_clear(&paths->index);
+    *paths = (model_paths){0};
+}
+
+static bool ends_with(const char *text, const char *ending) {
+    size_t size = strlen(text), ending_size = strlen(ending);
+    return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
+}
+
+/// Appends folder + "/" + name (`folder_size` bytes of the folder; 0: the name alone).
+static fst_status push_path(model_paths *out, const char *folder, size_t folder_size,
+                            const char *name, fst_error *error) {
+    size_t name_size = strlen(name), slash = folder_size > 0 && folder[folder_size - 1] != '/';
+    char *path = fsti_alloc(folder_size + slash + name_size + 1);
+    if (path == NULL || !fsti_array_reserve((void **)&out->paths, &out->capacity, out->count,
+                                            sizeof *out->paths, FILE_COUNT_MAX)) {
+        fsti_free(path);
+        return fsti_error_memory(error, folder_size + name_size);
+    }
+    memcpy(path, folder, folder_size);
+    if (slash) path[folder_size] = '/';
+    memcpy(path + folder_size + slash, name, name_size + 1);
+    out->paths[out->count++] = path;
+    return FST_OK;
+}
+
+static int compare_paths(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/// Fills `out` with the folder's entries that end so, sorted.
+static fst_status list_folder(const char *folder, const char *ending, model_paths *out,
+                              fst_error *error) {
+    DIR *directory = opendir(folder);
+    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
+    fst_status status = FST_OK;
+    const struct dirent *entry;
+    while (status == FST_OK && (entry = readdir(directory)) != NULL)
+        // Hidden files are somebody's unfinished downloads and saves.
+        if (entry->d_name[0] != '.' && ends_with(entry->d_name, ending))
+            status = push_path(out, folder, strlen(folder), entry->d_name, error);
+    closedir(directory);
+    if (status == FST_OK && out->count > 1)
+        qsort(out->paths, out->count, sizeof *out->paths, compare_paths);
+    return status;
+}
+
+static fst_status open_index(const char *path, uint64_t hash_key, model_paths *out,
+                             fst_error *error) {
+    char *bytes;
+    size_t byte_count;
+    FST_TRY(fsti_model_read_text(path, &bytes, &byte_count, error));
+    FST_TRY(fsti_index_parse(bytes, byte_count, path, hash_key, &out->index, error));
+    out->has_index = true;
+    const char *slash = strrchr(path, '/');
+    size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
+    for (size_t i = 0; i < out->index.file_count; i++)
+        FST_TRY(push_path(out, path, folder_size, out->index.bytes + out->index.files[i].at,
+                          error));
+    return FST_OK;
+}
+
+static fst_status open_folder(const char *folder, uint64_t hash_key, model_paths *out,
+                              fst_error *error) {
+    model_paths indices = {0};
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = folder;
+    fst_status status = list_folder(folder, ".safetensors.index.json", &indices, error);
+    if (status == FST_OK && indices.count > 1)
+        status = fsti_error_set(error, FST_E_ARGUMENT, place,
+                                "the folder has %zu index files (%.100s, ..): open one of them",
+                                indices.count, indices.paths[0]);
+    else if (status == FST_OK && indices.count == 1)
+        status = open_index(indices.paths[0], hash_key, out, error);
+    else if (status == FST_OK)
+        status = list_folder(folder, ".safetensors", out, error);
+    fsti_model_paths_clear(&indices);
+    if (status == FST_OK && !out->has_index && out->count == 0)
+        status = fsti_error_set(error, FST_E_NO_TENSORS, place,
+                                "no *.safetensors file in the folder");
+    return status;
+}
+
+fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *out,
+                            fst_error *error) {
+    *out = (model_paths){0};
+    struct stat info;
+    fst_status status;
+    if (stat(path, &info) != 0)
+        status = fsti_error_errno(error, errno, path, "open");
+    else if (S_ISDIR(info.st_mode))
+        status = open_folder(path, hash_key, out, error);
+    else if (ends_with(path, ".index.json"))
+        status = open_index(path, hash_key, out, error);
+    else
+        status = push_path(out, "", 0, path, error);
+    if (status != FST_OK) fsti_model_paths_clear(out);
+    return status;
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Tensors: a description and bytes, held alive by reference counts alone.
+#include <errno.h>
+#include <string.h>
+
+#include "load.h"
+
+struct fst_tensor {
+    fsti_refcount refs;
+    fsti_header *header; ///< owns name and whole shapes
+    fsti_buffer *buffer; ///< owns data; NULL when the caller does
+    fst_tensor_view view;
+    uint64_t slice_shape[]; ///< view.shape of a slice
+};
+
+void fsti_tensor_view(const fst_tensor *tensor, fst_tensor_view *out) { *out = tensor->view; }
+
+fst_tensor *fsti_tensor_ref(fst_tensor *tensor) {
+    if (tensor != NULL) fsti_refcount_ref(&tensor->refs);
+    return tensor;
+}
+
+void fsti_tensor_unref(fst_tensor *tensor) {
+    if (tensor == NULL || !fsti_refcount_unref(&tensor->refs)) return;
+    fsti_buffer_unref(tensor->buffer);
+    fsti_header_unref(tensor->header);
+    fsti_free(tensor);
+}
+
+typedef struct map_copy {
+    const fsti_plan *plan;
+    uint32_t item;
+    const char *mapping;
+    char *target;
+} map_copy;
+
+/// Gathers a slice (or a misaligned tensor) out of a mapping.
+static void gather(void *context) {
+    const map_copy *copy = context;
+    for (size_t i = 0; i < copy->plan->segment_count; i++) {
+        const fsti_plan_segment *segment = &copy->plan->segments[i];
+        if (segment->item != copy->item) continue;
+        for (uint32_t run = 0; run < segment->run_count; run++)
+            fsti_copy(copy->target + segment->item_offset + run * segment->run_bytes,
+                      copy->mapping + segment->file_offset + run * segment->stride_bytes,
+                      segment->run_bytes);
+    }
+}
+
+/// Memory of its own for an item that a view can't serve.
+static fst_status copy_from_mapping(fst_loader *loader, uint32_t item_index, fsti_buffer **out,
+                                    fst_error *error) {
+    const fsti_plan_item *item = &loader->plan.items[item_index];
+    FST_TRY(fsti_buffer_arena(item->size_bytes, out, error));
+    map_copy copy = {.plan = &loader->plan,
+                     .item = item_index,
+                     .mapping = loader->mappings[item->file],
+                     .target = (*out)->data};
+    // Without a guard a file that shrinks ends the process here; the header says so.
+    bool guarded = !loader->options.no_sigbus_guard && fsti_io_guard_ready();
+    bool good = true;
+    if (guarded)
+        good = fsti_io_guarded(gather, &copy, copy.mapping, fsti_file_size(loader->files[item->file]));
+    else
+        gather(&copy);
+    fst_status status = fsti_file_check(loader->files[item->file], error);
+    if (status == FST_OK && !good)
+        status = fsti_error_errno(error, EIO, fsti_file_path(loader->files[item->file]),
+                                  "reading a mapped page");
+    if (status != FST_OK) {
+        fsti_buffer_unref(*out);
+        return status;
+    }
+    pthread_mutex_lock(&loader->lock);
+    loader->bytes_aligned += item->size_bytes;
+    pthread_mutex_unlock(&loader->lock);
+    return FST_OK;
+}
+
+/// True when the item is one piece of the file, at an address its dtype allows.
+static bool is_viewable(const fst_loader *loader, uint32_t item_index, uint64_t *offset) {
+    const fsti_plan_item *item = &loader->plan.items[item_index];
+    const fsti_header *header = loader->headers[item->file];
+    const fsti_tensor *tensor = &header->tensors[item->tensor];
+    *offset = header->data_begin + tensor->begin;
+    bool whole = loader->wants[item_index].slice_begin == NULL;
+    return whole && *offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) == 0;
+}
+
+/// Finds the item's bytes. *buffer comes in as the batch's and goes out as what owns the bytes.
+static fst_status locate(fst_loader *loader, uint32_t item_index, fsti_buffer **buffer, char **data,
+                         fst_error *error) {
+    const fsti_plan_item *item = &loader->plan.items[item_index];
+    uint64_t offset;
+    *data = NULL;
+    if (loader->mode != FST_MODE_MAP || item->size_bytes == 0) {
+        if (item->size_bytes > 0 || item->destination != NULL)
+            *data = fsti_plan_item_address(item, *buffer == NULL ? NULL : (*buffer)->data);
+        *buffer = item->destination != NULL || *data == NULL ? NULL : fsti_buffer_ref(*buffer);
+        return FST_OK;
+    }
+    if (is_viewable(loader, item_index, &offset)) {
+        *buffer = fsti_buffer_ref(loader->views[item->file]);
+        *data = (*buffer)->data + offset;
+        return FST_OK;
+    }
+    FST_TRY(copy_from_mapping(loader, item_index, buffer, error));
+    *data = (*buffer)->data;
+    return FST_OK;
+}
+
+fst_status fsti_tensor_make(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
+                            fst_tensor **out, fst_error *error) {
+    const fsti_plan_item *item = &loader->plan.items[item_index];
+    fsti_header *header = loader->model->files[item->file].header;
+    const fsti_tensor *entry = &header->tensors[item->tensor];
+    bool is_slice = loader->wants[item_index].slice_begin != NULL;
+    size_t shape_bytes = is_slice ? entry->rank * sizeof(uint64_t) : 0;
+    char *data;
+    FST_TRY(locate(loader, item_index, &buffer, &data, error));
+    fst_tensor *tensor = fsti_alloc(sizeof *tensor + shape_bytes);
+    if (tensor == NULL) {
+        fsti_buffer_unref(buffer);
+        return fsti_error_memory(error, sizeof *tensor + shape_bytes);
+    }
+    fsti_refcount_init(&tensor->refs);
+    tensor->header = fsti_header_ref(header);
+    tensor->buffer = buffer;
+    if (is_slice && shape_bytes > 0) memcpy(tensor->slice_shape, item->shape, shape_bytes);
+    tensor->view = (fst_tensor_view){.name = fsti_header_name(header, entry),
+                                     .name_size = entry->name_size,
+                                     .dtype = (fst_dtype)entry->dtype,
+                                     .rank = entry->rank,
+                                     .shape = is_slice ? tensor->slice_shape : item->shape,
+                                     .size_bytes = item->size_bytes,
+                                     .data = data,
+                                     .writable = buffer == NULL || buffer->writable};
+    *out = tensor;
+    return FST_OK;
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Segments of a batch to extents, places in the buffer, and chunks.
+#include "plan_build.h"
+
+/// Pieces below this are cheaper to copy once more than to read on their own.
+#define SMALL_BYTES ((uint64_t)1 << 20)
+/// A linear extent takes pages of its own; below this the bytes are scattered instead.
+#define LINEAR_BYTES_MIN ((uint64_t)64 << 10)
+
+static uint64_t segment_end(const fsti_plan_segment *segment) {
+    return segment->file_offset + (segment->run_count - 1) * segment->stride_bytes +
+           segment->run_bytes;
+}
+
+/// True when the item may lie in the buffer as its bytes lie in the file: one piece, ours to
+/// place, and at a file offset that its dtype's alignment allows.
+static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segment) {
+    const fsti_plan_item *item = &build->plan->items[segment->item];
+    if (item->destination != NULL || segment->run_bytes != item->size_bytes) return false;
+    uint32_t alignment = fsti_dtype_alignment((fst_dtype)plan_tensor(build, item)->dtype);
+    return segment->file_offset % alignment == 0;
+}
+
+static fst_status push_extent(plan_build *build, const fsti_plan_extent *extent) {
+    fsti_plan *plan = build->plan;
+    if (!fsti_array_reserve((void **)&plan->extents, &build->extent_capacity, plan->extent_count,
+                            sizeof *plan->extents, UINT32_MAX))
+        return fsti_error_memory(build->error, plan->extent_count * sizeof *plan->extents);
+    plan->extents[plan->extent_count++] = *extent;
+    return FST_OK;
+}
+
+/// Adds the segment to the extent if it lies close behind it and the mixture is worth it.
+static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
+                        const fsti_plan_segment *segment, uint32_t file, bool linear) {
+    if (extent->segment_count == 0 || extent->file != file) return false;
+    if (segment->file_offset < extent->end) return false;
+    uint64_t gap = segment->file_offset - extent->end, end = segment_end(segment);
+    if (gap > build->rules->coalesce_gap_bytes) return false;
+    if (linear != extent->linear || (linear && gap > FSTI_PLAN_PAGE_BYTES)) {
+        // A large linear part is kept apart: scattering costs it the straight way to memory.
+        // And a gap in a linear extent is a gap in memory: only small ones are worth it.
+        uint64_t linear_bytes =
+            extent->linear ? extent->end - extent->begin : end - segment->file_offset;
+        if (linear_bytes >= SMALL_BYTES) return false;
+        extent->linear = false;
+    }
+    extent->end = end;
+    extent->segment_count++;
+    return true;
+}
+
+static fst_status cut_extents(plan_build *build, uint32_t batch_index, size_t segment_first) {
+    const fsti_plan *plan = build->plan;
+    fsti_plan_extent extent = {0};
+    for (size_t i = segment_first; i < plan->segment_count; i++) {
+        const fsti_plan_segment *segment = &plan->segments[i];
+        uint32_t file = plan->items[segment->item].file;
+        bool linear = may_be_linear(build, segment);
+        if (join_extent(build, &extent, segment, file, linear)) continue;
+        if (extent.segment_count > 0) FST_TRY(push_extent(build, &extent));
+        extent = (fsti_plan_extent){.begin = segment->file_offset,
+                                    .end = segment_end(segment),
+                                    .segment_first = i,
+                                    .segment_count = 1,
+                                    .file = file,
+                                    .batch = batch_index,
+                                    .linear = linear};
+    }
+    return extent.segment_count > 0 ? push_extent(build, &extent) : FST_OK;
+}
+
+/// A linear extent keeps its place within the page; the pages at its ends are its own.
+static uint64_t place_linear(fsti_plan *plan, fsti_plan_extent *extent, uint64_t cursor) {
+    extent->buffer_offset = fsti_align_up(cursor, FSTI_PLAN_PAGE_BYTES) +
+                            extent->begin % FSTI_PLAN_PAGE_BYTES;
+    for (size_t i = 0; i < extent->segment_count; i++) {
+        const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
+        plan->items[segment->item].buffer_offset =
+            extent->buffer_offset + (segment->file_offset - extent->begin);
+    }
+    uint64_t end = extent->buffer_offset + (extent->end - extent->begin);
+    return fsti_align_up(end, FSTI_PLAN_PAGE_BYTES);
+}
+
+/// Items of other extents are packed; an item of many segments is placed at its first.
+static uint64_t place_scattered(fsti_plan *plan, const fsti_plan_extent *extent, uint64_t cursor) {
+    for (size_t i = 0; i < extent->segment_count; i++) {
+        const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
+        fsti_plan_item *item = &plan->items[segment->item];
+        if (segment->item_offset != 0 || item->destination != NULL) continue;
+        item->buffer_offset = fsti_align_up(cursor, FSTI_PLAN_TENSOR_ALIGNMENT);
+        cursor = item->buffer_offset + item->size_bytes;
+    }
+    return cursor;
+}
+
+/// Cuts an extent at multiples of the chunk size from its first page, and tells every item which
+/// chunks hold its bytes.
+static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
+    fsti_plan *plan = build->plan;
+    const fsti_plan_extent *extent = &plan->extents[extent_index];
+    uint64_t origin = fsti_align_down(extent->begin, FSTI_PLAN_PAGE_BYTES);
+    uint32_t first = (uint32_t)plan->chunk_count;
+    for (uint64_t begin = extent->begin; begin < extent->end;) {
+        uint64_t end = fsti_align_down(begin - origin, FSTI_PLAN_CHUNK_BYTES) +
+                       FSTI_PLAN_CHUNK_BYTES + origin;
+        end = fsti_min(end, extent->end);
+        if (!fsti_array_reserve((void **)&plan->chunks, &build->chunk_capacity, plan->chunk_count,
+                                sizeof *plan->chunks, UINT32_MAX))
+            return fsti_error_memory(build->error, plan->chunk_count * sizeof *plan->chunks);
+        plan->chunks[plan->chunk_count++] = (fsti_plan_chunk){begin, end, extent_index};
+        begin = end;
+    }
+    for (size_t i = 0; i < extent->segment_count; i++) {
+        const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
+        fsti_plan_item *item = &plan->items[segment->item];
+        uint64_t low = (segment->file_offset - origin) / FSTI_PLAN_CHUNK_BYTES;
+        uint64_t high = (segment_end(segment) - 1 - origin) / FSTI_PLAN_CHUNK_BYTES;
+        if (first + low < item->chunk_first) item->chunk_first = (uint32_t)(first + low);
+        if (first + high + 1 > item->chunk_end) item->chunk_end = (uint32_t)(first + high + 1);
+    }
+    plan->bytes_planned += extent->end - extent->begin;
+    return FST_OK;
+}
+
+fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size_t segment_first) {
+    fsti_plan *plan = build->plan;
+    fsti_plan_batch *batch = &plan->batches[batch_index];
+    size_t extent_first = plan->extent_count;
+    FST_TRY(cut_extents(build, batch_index, segment_first));
+    batch->chunk_first = (uint32_t)plan->chunk_count;
+    uint64_t cursor = 0;
+    // Linear extents first: their 2 MiB boundaries then fall on the buffer's.
+    for (size_t i = extent_first; i < plan->extent_count; i++) {
+        fsti_plan_extent *extent = &plan->extents[i];
+        if (extent->end - extent->begin < LINEAR_BYTES_MIN) extent->linear = false;
+        if (extent->linear) cursor = place_linear(plan, extent, cursor);
+    }
+    for (size_t i = extent_first; i < plan->extent_count; i++) {
+        if (!plan->extents[i].linear) cursor = place_scattered(plan, &plan->extents[i], cursor);
+        FST_TRY(cut_chunks(build, (uint32_t)i));
+    }
+    batch->chunk_end = (uint32_t)plan->chunk_count;
+    batch->buffer_bytes = fsti_align_up(cursor, FSTI_PLAN_PAGE_BYTES);
+    return FST_OK;
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the plan room: from headers and a request to ordered reads and places in memory.
+/// Pure: no system calls, no threads, no pointers followed but headers and the request itself.
+///
+/// A plan is made of
+///   items     tensors (or slices) asked for, each with a place in its batch's buffer or a
+///             destination of the caller's;
+///   batches   items that share one buffer and are admitted to memory together;
+///   extents   ranges of a file that are read as one; a *linear* extent lies in the buffer as it
+///             lies in the file, the bytes of any other are scattered by its segments;
+///   segments  which bytes of an extent belong to which item;
+///   chunks    pieces of extents, the units of work, in the order in which they are wanted.
+#ifndef FSTI_PLAN_H
+#define FSTI_PLAN_H
+
+#include "fastsafetensors/loader.h"
+#include "format/format.h"
+
+/// Unit of work: large enough to hide the cost of handing it out, a multiple of the huge page so
+/// that two threads never share one in a linear extent.
+#define FSTI_PLAN_CHUNK_BYTES ((uint64_t)8 << 20)
+/// File offset and buffer offset of a linear extent agree modulo this (direct I/O wants it).
+#define FSTI_PLAN_PAGE_BYTES 4096u
+/// Alignment of tensors that are placed one by one.
+#define FSTI_PLAN_TENSOR_ALIGNMENT 64u
+
+/// A tensor asked for, resolved to file and header entry.
+typedef struct fsti_plan_want {
+    uint32_t file;
+    uint32_t tensor;             ///< in that file's header
+    const uint64_t *slice_begin; ///< NULL: whole
+    const uint64_t *slice_end;
+    void *destination; ///< NULL: the batch's buffer
+    uint64_t destination_bytes;
+} fsti_plan_want;
+
+typedef struct fsti_plan_rules {
+    fst_order order;
+    uint64_t batch_bytes_max; ///< UINT64_MAX: a batch a file
+    uint64_t coalesce_gap_bytes;
+} fsti_plan_rules;
+
+typedef struct fsti_plan_item {
+    uint32_t file, tensor, batch;
+    uint32_t chunk_first, chunk_end; ///< chunks that hold its bytes: first <= c < end
+    uint64_t size_bytes;
+    uint64_t buffer_offset; ///< in the batch's buffer; unused with a destination
+    void *destination;
+    const uint64_t *shape; ///< of the slice, or the header's
+} fsti_plan_item;
+
+/// `run_count` runs of `run_bytes` bytes, `stride_bytes` apart in the file and packed in the item.
+typedef struct fsti_plan_segment {
+    uint64_t file_offset; ///< from the first byte of the file
+    uint64_t run_bytes;
+    uint64_t stride_bytes;
+    uint64_t item_offset;
+    uint32_t run_count;
+    uint32_t item;
+} fsti_plan_segment;
+
+typedef struct fsti_plan_extent {
+    uint64_t begin, end; ///< bytes of the file
+    uint64_t buffer_offset; ///< of `begin`, when linear
+    size_t segment_first, segment_count;
+    uint32_t file, batch;
+    bool linear;
+} fsti_plan_extent;
+
+typedef struct fsti_plan_chunk {
+    uint64_t begin, end; ///< bytes of the file
+    uint32_t extent;
+} fsti_plan_chunk;
+
+typedef struct fsti_plan_batch {
+    uint64_t buffer_bytes;
+    uint64_t item_bytes;
+    size_t delivery_first, delivery_count; ///< in plan->delivery
+    uint32_t chunk_first, chunk_end;
+} fsti_plan_batch;
+
+typedef struct fsti_plan {
+    fsti_plan_item *items; ///< as wanted
+    size_t item_count;
+    uint32_t *delivery; ///< items in the order in which they are handed out
+    fsti_plan_segment *segments;
+    size_t segment_count;
+    fsti_plan_extent *extents;
+    size_t extent_count;
+    fsti_plan_chunk *chunks;
+    size_t chunk_count;
+    fsti_plan_batch *batches;
+    size_t batch_count;
+    uint64_t *shapes; ///< of slices
+    uint64_t bytes_requested;
+    uint64_t bytes_planned; ///< bytes that the extents cover
+} fsti_plan;
+
+/// Plans `want_count` wants over the files' headers. On failure *out is empty. Errors:
+/// FST_E_ARGUMENT (slice or destination), FST_E_MISALIGNED_SLICE, FST_E_NO_MEMORY.
+fst_status fsti_plan_make(const fsti_header *const *headers, const fsti_plan_want *wants,
+                          size_t want_count, const fsti_plan_rules *rules, fsti_plan *out,
+                          fst_error *error);
+void fsti_plan_clear(fsti_plan *plan);
+
+/// Where the bytes of a segment's item begin.
+static inline char *fsti_plan_item_address(const fsti_plan_item *item, char *batch_buffer) {
+    return item->destination != NULL ? (char *)item->destination
+                                     : batch_buffer + item->buffer_offset;
+}
+
+/// What a caller keeps of a model.
+typedef struct fsti_plan_selection {
+    const char *const *globs;
+    size_t glob_count;
+    fst_tensor_predicate predicate;
+    void *predicate_context;
+} fsti_plan_selection;
+
+bool fsti_plan_selects(const fsti_plan_selection *selection, const fst_tensor_info *info);
+
+#endif

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The steps of planning: private to the plan room.
+#ifndef FSTI_PLAN_BUILD_H
+#define FSTI_PLAN_BUILD_H
+
+#include "plan.h"
+
+typedef struct plan_build {
+    fsti_plan *plan;
+    const fsti_header *const *headers;
+    const fsti_plan_want *wants;
+    const fsti_plan_rules *rules;
+    fst_error *error;
+    size_t segment_capacity, extent_capacity, chunk_capacity, batch_capacity;
+} plan_build;
+
+static inline const fsti_tensor *plan_tensor(const plan_build *build, const fsti_plan_item *item) {
+    return &build->headers[item->file]->tensors[item->tensor];
+}
+
+/// Where an item's tensor begins in its file.
+static inline uint64_t plan_tensor_offset(const plan_build *build, const fsti_plan_item *item) {
+    return build->headers[item->file]->data_begin + plan_tensor(build, item)->begin;
+}
+
+/// Fills items (sizes, shapes) from wants, checking slices and destinations.
+fst_status fsti_plan_resolve_items(plan_build *build);
+/// Appends the segments of one item, in file order.
+fst_status fsti_plan_append_segments(plan_build *build, uint32_t item_index);
+/// Cuts segments [first, end) of one batch into extents, lays them out and makes their chunks.
+fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size_t segment_first);
+
+#endif

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Items from wants, and an N-D slice as runs of bytes in the file.
+#include <inttypes.h>
+
+#include "plan_build.h"
+
+static fst_status want_failure(const plan_build *build, const fsti_plan_want *want,
+                               fst_status status, const char *what) {
+    const fsti_header *header = build->headers[want->file];
+    const fsti_tensor *tensor = &header->tensors[want->tensor];
+    fsti_error_place place = FSTI_NOWHERE;
+    place.tensor = fsti_header_name(header, tensor);
+    place.tensor_size = tensor->name_size;
+    return fsti_error_set(build->error, status, place, "%s", what);
+}
+
+/// The slice's shape and element count.
+static fst_status resolve_slice(const plan_build *build, const fsti_plan_want *want,
+                                uint64_t *shape, uint64_t *element_count) {
+    const fsti_header *header = build->headers[want->file];
+    const fsti_tensor *tensor = &header->tensors[want->tensor];
+    const uint64_t *whole = fsti_header_shape(header, tensor);
+    *element_count = 1;
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        uint64_t begin = want->slice_begin[i], end = want->slice_end[i];
+        if (begin > end || end > whole[i])
+            return want_failure(build, want, FST_E_ARGUMENT, "slice out of range");
+        shape[i] = end - begin;
+        // A header that validated has no overflow but in front of a zero.
+        if (!fsti_mul(*element_count, shape[i], element_count))
+            return want_failure(build, want, FST_E_VALIDATION_OVERFLOW, "slice size overflows");
+    }
+    return FST_OK;
+}
+
+static bool is_whole(const fsti_plan_want *want) { return want->slice_begin == NULL; }
+
+static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shapes) {
+    const fsti_plan_want *want = &build->wants[index];
+    fsti_plan_item *item = &build->plan->items[index];
+    const fsti_header *header = build->headers[want->file];
+    const fsti_tensor *tensor = &header->tensors[want->tensor];
+    *item = (fsti_plan_item){.file = want->file,
+                             .tensor = want->tensor,
+                             .chunk_first = UINT32_MAX,
+                             .destination = want->destination,
+                             .size_bytes = tensor->end - tensor->begin,
+                             .shape = fsti_header_shape(header, tensor)};
+    if (!is_whole(want)) {
+        uint64_t element_count;
+        item->shape = *shapes;
+        FST_TRY(resolve_slice(build, want, *shapes, &element_count));
+        *shapes += tensor->rank;
+        if (fsti_dtype_size((fst_dtype)tensor->dtype, element_count, &item->size_bytes) != FST_OK)
+            return want_failure(build, want, FST_E_MISALIGNED_SLICE,
+                                "slice does not hold whole bytes");
+    }
+    if (want->destination != NULL && want->destination_bytes != item->size_bytes)
+        return want_failure(build, want, FST_E_ARGUMENT, "destination has the wrong size");
+    build->plan->bytes_requested += item->size_bytes;
+    return FST_OK;
+}
+
+fst_status fsti_plan_resolve_items(plan_build *build) {
+    fsti_plan *plan = build->plan;
+    uint64_t shape_count = 0;
+    for (size_t i = 0; i < plan->item_count; i++) {
+        const fsti_plan_want *want = &build->wants[i];
+        if (!is_whole(want)) shape_count += build->headers[want->file]->tensors[want->tensor].rank;
+    }
+    plan->shapes = fsti_alloc(shape_count * sizeof *plan->shapes);
+    if (plan->shapes == NULL) return fsti_error_memory(build->error, shape_count * 8);
+    uint64_t *shapes = plan->shapes;
+    for (size_t i = 0; i < plan->item_count; i++) FST_TRY(resolve_item(build, i, &shapes));
+    return FST_OK;
+}
+
+static fst_status push_segment(plan_build *build, const fsti_plan_segment *segment) {
+    fsti_plan *plan = build->plan;
+    if (!fsti_array_reserve((void **)&plan->segments, &build->segment_capacity,
+                            plan->segment_count, sizeof *plan->segments, UINT32_MAX))
+        return fsti_error_memory(build->error, plan->segment_count * sizeof *plan->segments);
+    plan->segments[plan->segment_count++] = *segment;
+    return FST_OK;
+}
+
+/// Rows too far apart to be read as one become segments of their own.
+static fst_status push_rows(plan_build *build, const fsti_plan_segment *rows) {
+    bool dense = rows->stride_bytes - rows->run_bytes <= build->rules->coalesce_gap_bytes;
+    if (rows->run_count == 1 || dense) return push_segment(build, rows);
+    fsti_plan_segment row = *rows;
+    row.run_count = 1;
+    row.stride_bytes = row.run_bytes;
+    for (uint32_t i = 0; i < rows->run_count; i++) {
+        FST_TRY(push_segment(build, &row));
+        row.file_offset += rows->stride_bytes;
+        row.item_offset += rows->run_bytes;
+    }
+    return FST_OK;
+}
+
+/// The shape of a slice in bytes: dimensions from `cut` on make one run; below it, `pitch[d]`
+/// bytes lie between neighbours of dimension d.
+typedef struct slice_geometry {
+    uint32_t cut;
+    uint64_t run_bytes, first_offset;
+} slice_geometry;
+
+/// Bits between neighbours of dimension `dimension` of the whole tensor.
+static uint64_t pitch_bits(const fsti_tensor *tensor, const uint64_t *whole, uint32_t dimension) {
+    uint64_t bits = fsti_dtype_bits((fst_dtype)tensor->dtype);
+    for (uint32_t i = tensor->rank; i-- > dimension + 1;) bits *= whole[i];
+    return bits;
+}
+
+static fst_status measure_slice(const plan_build *build, const fsti_plan_want *want,
+                                slice_geometry *out) {
+    const fsti_header *header = build->headers[want->file];
+    const fsti_tensor *tensor = &header->tensors[want->tensor];
+    const uint64_t *whole = fsti_header_shape(header, tensor);
+    uint32_t cut = tensor->rank;
+    while (cut > 0 && want->slice_begin[cut - 1] == 0 && want->slice_end[cut - 1] == whole[cut - 1])
+        cut--;
+    // Dimension cut - 1 is the innermost that is not whole: its elements make the run.
+    uint64_t run_bits = 0, first_bits = 0;
+    if (cut == 0) {
+        run_bits = (tensor->end - tensor->begin) * 8;
+    } else {
+        run_bits = (want->slice_end[cut - 1] - want->slice_begin[cut - 1]) *
+                   pitch_bits(tensor, whole, cut - 1);
+        for (uint32_t i = 0; i < cut; i++) {
+            uint64_t bits = want->slice_begin[i] * pitch_bits(tensor, whole, i);
+            if (bits % 8 != 0 || pitch_bits(tensor, whole, i) % 8 != 0) run_bits |= 1;
+            first_bits += bits;
+        }
+    }
+    if (run_bits % 8 != 0)
+        return want_failure(build, want, FST_E_MISALIGNED_SLICE, "slice cuts through a byte");
+    *out = (slice_geometry){cut == 0 ? 0 : cut - 1, run_bits / 8, first_bits / 8};
+    return FST_OK;
+}
+
+/// Walks the dimensions outside of the strided one, last one fastest.
+static bool next_outer(const fsti_plan_want *want, uint64_t *counter, uint32_t outer_count,
+                       uint64_t *offset, const fsti_tensor *tensor, const uint64_t *whole) {
+    for (uint32_t i = outer_count; i-- > 0;) {
+        uint64_t pitch = pitch_bits(tensor, whole, i) / 8;
+        uint64_t span = want->slice_end[i] - want->slice_begin[i];
+        *offset += pitch;
+        if (++counter[i] < span) return true;
+        *offset -= pitch * span;
+        counter[i] = 0;
+    }
+    return false;
+}
+
+static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan_segment segment) {
+    const fsti_plan_want *want = &build->wants[item_index];
+    const fsti_header *header = build->headers[want->file];
+    const fsti_tensor *tensor = &header->tensors[want->tensor];
+    const uint64_t *whole = fsti_header_shape(header, tensor);
+    slice_geometry geometry = {0};
+    FST_TRY(measure_slice(build, want, &geometry));
+    uint32_t row_dimension = geometry.cut; // rows are counted along the dimension before it
+    uint32_t outer_count = row_dimension == 0 ? 0 : row_dimension - 1;
+    uint64_t row_count = row_dimension == 0 ? 1
+                                            : want->slice_end[row_dimension - 1] -
+                                                  want->slice_begin[row_dimension - 1];
+    uint64_t *counter = fsti_alloc_zeroed(outer_count, sizeof *counter);
+    if (counter == NULL) return fsti_error_memory(build->error, outer_count * sizeof *counter);
+    segment.run_bytes = geometry.run_bytes;
+    segment.stride_bytes = row_dimension == 0 ? geometry.run_bytes
+                                              : pitch_bits(tensor, whole, row_dimension - 1) / 8;
+    uint64_t base = segment.file_offset + geometry.first_offset, offset = 0;
+    fst_status status = FST_OK;
+    do {
+        // A segment counts rows in 32 bits: more of them are cut.
+        for (uint64_t done = 0; done < row_count && status == FST_OK;) {
+            segment.run_count = (uint32_t)fsti_min(row_count - done, UINT32_MAX);
+            segment.file_offset = base + offset + done * segment.stride_bytes;
+            status = push_rows(build, &segment);
+            segment.item_offset += segment.run_count * segment.run_bytes;
+            done += segment.run_count;
+        }
+    } while (status == FST_OK && next_outer(want, counter, outer_count, &offset, tensor, whole));
+    fsti_free(counter);
+    return status;
+}
+
+fst_status fsti_plan_append_segments(plan_build *build, uint32_t item_index) {
+    const fsti_plan_item *item = &build->plan->items[item_index];
+    if (item->size_bytes == 0) return FST_OK;
+    fsti_plan_segment segment = {.file_offset = plan_tensor_offset(build, item),
+                                 .run_bytes = item->size_bytes,
+                                 .stride_bytes = item->size_bytes,
+                                 .run_count = 1,
+                                 .item = item_index};
+    if (is_whole(&build->wants[item_index])) return push_segment(build, &segment);
+    return append_slice(build, item_index, segment);
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A pipeline's life: threads, waiting, cancelling, statistics.
+#include "pipeline.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/// A job this small is done by the caller: threads would cost more than they save.
+#define INLINE_BYTES_MAX ((uint64_t)1 << 20)
+#define THREAD_COUNT_MAX 64u
+#define THREAD_COUNT_DEFAULT_MAX 16u
+/// Blocking reads need this many threads to keep a disk busy, however few the processors.
+#define BLOCKING_THREADS_MIN 4u
+
+static fst_status choose_engines(fsti_pipeline *pipeline, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    uint32_t chosen_file = UINT32_MAX;
+    for (size_t i = 0; i < plan->extent_count; i++) {
+        uint32_t file = plan->extents[i].file;
+        if (file == chosen_file || pipeline->choices[file].absent != NULL) continue;
+        FST_TRY(fsti_io_choose(pipeline->job.files[file], pipeline->job.engine,
+                               pipeline->job.guard_allowed, &pipeline->choices[file], error));
+        chosen_file = file;
+    }
+    return FST_OK;
+}
+
+/// One lane keeps a disk busy; more serve arrays of them where there are processors to copy.
+static void size_threads(fsti_pipeline *pipeline) {
+    const fsti_plan *plan = pipeline->job.plan;
+    bool any_async = false, any_blocking = false;
+    for (size_t i = 0; i < plan->extent_count; i++) {
+        const fsti_io_engine *engine = pipeline->choices[plan->extents[i].file].absent;
+        any_async |= engine->is_async;
+        any_blocking |= !engine->is_async && !engine->is_mapped;
+    }
+    uint32_t threads = pipeline->job.thread_count;
+    if (threads == 0) {
+        threads = (uint32_t)fsti_min(fsti_cpu_count(), THREAD_COUNT_DEFAULT_MAX);
+        if (any_async && threads < 2) threads = 2; // one reads, one makes memory
+        if (any_blocking && threads < BLOCKING_THREADS_MIN) threads = BLOCKING_THREADS_MIN;
+    }
+    threads = (uint32_t)fsti_min(threads, THREAD_COUNT_MAX);
+    threads = (uint32_t)fsti_min(threads, fsti_max(plan->chunk_count, 1));
+    pipeline->thread_count = threads;
+    pipeline->lane_count = !any_async ? 0 : threads >= 8 ? 2 : 1;
+    if (any_async && pipeline->lane_count > threads) pipeline->lane_count = threads;
+}
+
+typedef struct thread_start {
+    fsti_pipeline *pipeline;
+    uint32_t index;
+} thread_start;
+
+static void *run_thread(void *argument) {
+    thread_start start = *(thread_start *)argument;
+    fsti_free(argument);
+    fsti_worker_run(start.pipeline, start.index);
+    return NULL;
+}
+
+/// Signals go to the program's own threads; only faults of our own instructions come here.
+static void block_signals(sigset_t *before) {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGFPE);
+    sigdelset(&blocked, SIGILL);
+    sigdelset(&blocked, SIGABRT);
+    pthread_sigmask(SIG_SETMASK, &blocked, before);
+}
+
+static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
+    sigset_t before;
+    int failure = 0;
+    block_signals(&before);
+    for (uint32_t i = 0; i < pipeline->thread_count && failure == 0; i++) {
+        thread_start *start = fsti_alloc(sizeof *start);
+        if (start == NULL) {
+            failure = ENOMEM;
+            break;
+        }
+        *start = (thread_start){pipeline, i};
+        failure = pthread_create(&pipeline->threads[i], NULL, run_thread, start);
+        if (failure == 0)
+            pipeline->threads_started++;
+        else
+            fsti_free(start);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    // The first thread alone can do all of the work; fewer than wished is no failure.
+    if (failure == 0 || pipeline->threads_started > 0) return FST_OK;
+    return fsti_error_errno(error, failure, NULL, "starting a thread");
+}
+
+static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    pipeline->choices = fsti_alloc_zeroed(file_count, sizeof *pipeline->choices);
+    pipeline->chunks = fsti_alloc_zeroed(plan->chunk_count, sizeof *pipeline->chunks);
+    pipeline->batches = fsti_alloc_zeroed(plan->batch_count, sizeof *pipeline->batches);
+    pipeline->threads = fsti_alloc_zeroed(THREAD_COUNT_MAX, sizeof *pipeline->threads);
+    if (pipeline->choices == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
+        pipeline->threads == NULL)
+        return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
+    FST_TRY(choose_engines(pipeline, error));
+    size_threads(pipeline);
+    return FST_OK;
+}
+
+/// Waiting uses the monotonic clock: a time that is set must not end or stretch a wait.
+static void init_locks(fsti_pipeline *pipeline) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&pipeline->lock, NULL);
+    pthread_mutex_init(&pipeline->progress_lock, NULL);
+    pthread_cond_init(&pipeline->work_changed, NULL);
+    pthread_cond_init(&pipeline->chunk_finished, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+static size_t count_files(const fsti_plan *plan) {
+    size_t count = 0;
+    for (size_t i = 0; i < plan->item_count; i++)
+        if (plan->items[i].file >= count) count = plan->items[i].file + 1u;
+    return count;
+}
+
+fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_error *error) {
+    fsti_pipeline *pipeline = fsti_alloc_zeroed(1, sizeof *pipeline);
+    if (pipeline == NULL) return fsti_error_memory(error, sizeof *pipeline);
+    pipeline->job = *job;
+    pipeline->started_ns = fsti_now_ns();
+    init_locks(pipeline);
+    fst_status status = prepare(pipeline, count_files(job->plan), error);
+    if (status == FST_OK) {
+        bool small = job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
+        if (small)
+            fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
+        else
+            status = start_threads(pipeline, error);
+    }
+    if (status != FST_OK) {
+        fsti_pipeline_close(pipeline);
+        return status;
+    }
+    *out = pipeline;
+    return FST_OK;
+}
+
+void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
+    fst_error error;
+    fsti_error_set(&error, FST_E_CANCELLED, FSTI_NOWHERE, "the load was cancelled");
+    fsti_pipeline_fail(pipeline, &error);
+}
+
+void fsti_pipeline_close(fsti_pipeline *pipeline) {
+    if (pipeline == NULL) return;
+    fsti_pipeline_cancel(pipeline);
+    for (uint32_t i = 0; i < pipeline->threads_started; i++)
+        pthread_join(pipeline->threads[i], NULL);
+    if (pipeline->batches != NULL)
+        for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
+            fsti_buffer_unref(pipeline->batches[i].buffer);
+    pthread_cond_destroy(&pipeline->work_changed);
+    pthread_cond_destroy(&pipeline->chunk_finished);
+    pthread_mutex_destroy(&pipeline->lock);
+    pthread_mutex_destroy(&pipeline->progress_lock);
+    fsti_free(pipeline->choices);
+    fsti_free(pipeline->chunks);
+    fsti_free(pipeline->batches);
+    fsti_free(pipeline->threads);
+    fsti_free(pipeline);
+}
+
+static bool chunks_done(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end) {
+    while (*first < end && atomic_load_explicit(&pipeline->chunks[*first].step,
+                                                memory_order_acquire) == CHUNK_DONE)
+        ++*first;
+    return *first >= end;
+}
+
+static struct timespec deadline_after(int64_t timeout_ms) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    time.tv_sec += (time_t)(timeout_ms / 1000);
+    time.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    if (time.tv_nsec >= 1000000000) {
+        time.tv_sec++;
+        time.tv_nsec -= 1000000000;
+    }
+    return time;
+}
+
+/// Sleeps until the chunks are done, the work has failed, or the time is up.
+static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
+                            int64_t timeout_ms, fst_error *error) {
+    struct timespec deadline = deadline_after(timeout_ms < 0 ? 0 : timeout_ms);
+    int woken = 0;
+    fst_status status = FST_OK;
+    pthread_mutex_lock(&pipeline->lock);
+    while (!chunks_done(pipeline, &first, end)) {
+        if (pipeline->has_failed) {
+            if (error != NULL) *error = pipeline->error;
+            status = pipeline->error.status;
+            break;
+        }
+        if (woken == ETIMEDOUT) {
+            status = fsti_error_set(error, FST_E_TIMEOUT, FSTI_NOWHERE,
+                                    "timed out after %lld ms", (long long)timeout_ms);
+            break;
+        }
+        woken = timeout_ms < 0
+                    ? pthread_cond_wait(&pipeline->chunk_finished, &pipeline->lock)
+                    : pthread_cond_timedwait(&pipeline->chunk_finished, &pipeline->lock, &deadline);
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    return status;
+}
+
+fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
+                              int64_t timeout_ms, fst_error *error) {
+    // The common case in a stream: the bytes are there, and no lock is taken.
+    if (chunks_done(pipeline, &first, end)) return FST_OK;
+    return sleep_for(pipeline, first, end, timeout_ms, error);
+}
+
+/// "uring+mmap": what read something, in the order of the enumeration.
+static void name_engines(const worker_counts *counts, char *text, size_t size) {
+    text[0] = '\0';
+    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
+        if (!counts->used[i]) continue;
+        size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s%s", used > 0 ? "+" : "",
+                 fsti_io_engine_get((fst_engine)i)->name);
+    }
+    if (text[0] == '\0') snprintf(text, size, "none");
+}
+
+void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
+    const fsti_plan *plan = pipeline->job.plan;
+    pthread_mutex_lock(&pipeline->lock);
+    const worker_counts *counts = &pipeline->counts;
+    name_engines(counts, stats->engine, sizeof stats->engine);
+    if (plan->extent_count > 0)
+        snprintf(stats->reason, sizeof stats->reason, "%s",
+                 pipeline->choices[plan->extents[0].file].reason);
+    stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
+    stats->bytes_read = counts->bytes_read;
+    stats->bytes_direct = counts->bytes_direct;
+    stats->bytes_mapped = counts->bytes_mapped;
+    stats->bytes_copied = counts->bytes_copied;
+    stats->read_count = counts->read_count;
+    stats->read_ns = counts->read_ns;
+    stats->copy_ns = counts->copy_ns;
+    stats->populate_ns = counts->populate_ns;
+    stats->bounce_bytes = counts->bounce_bytes;
+    stats->chunk_count = plan->chunk_count;
+    stats->chunks_resident = pipeline->chunks_resident;
+    stats->buffer_bytes = pipeline->bytes_allocated;
+    stats->buffer_bytes_peak = pipeline->bytes_peak;
+    if (pipeline->first_ns > 0) stats->first_tensor_ns = pipeline->first_ns - pipeline->started_ns;
+    if (pipeline->finished_ns > 0) stats->total_ns = pipeline->finished_ns - pipeline->started_ns;
+    pthread_mutex_unlock(&pipeline->lock);
+}

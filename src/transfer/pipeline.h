@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The pipeline's state: private to the transfer room.
+#ifndef FSTI_PIPELINE_H
+#define FSTI_PIPELINE_H
+
+#include <pthread.h>
+
+#include "transfer.h"
+
+/// What is done with a chunk that is not in the page cache, and with one that is.
+typedef enum chunk_kind { KIND_ABSENT, KIND_RESIDENT, KIND_COUNT } chunk_kind;
+
+/// A chunk's way: each step is one store, seen by waiting threads without a lock.
+enum { CHUNK_PENDING, CHUNK_TAKEN, CHUNK_DONE };
+
+typedef struct chunk_state {
+    atomic_uchar step;
+    uint8_t kind;
+    uint8_t is_populated; ///< its place in the buffer has been made by a helper
+    uint16_t blocks_left; ///< used by the one worker that took it
+} chunk_state;
+
+typedef enum batch_step { BATCH_WAITING, BATCH_ADMITTED, BATCH_RELEASED } batch_step;
+
+typedef struct batch_state {
+    batch_step step;
+    fsti_buffer *buffer; ///< NULL when all its items have destinations
+} batch_state;
+
+/// Counters of one worker, added up when it ends.
+typedef struct worker_counts {
+    uint64_t bytes_read, bytes_direct, bytes_mapped, bytes_copied, read_count;
+    uint64_t read_ns, copy_ns, populate_ns, bounce_bytes;
+    bool used[FST_ENGINE_COUNT];
+} worker_counts;
+
+struct fsti_pipeline {
+    fsti_job job;
+    fsti_io_choice *choices; ///< by file
+    chunk_state *chunks;
+    batch_state *batches;
+    pthread_t *threads;
+    uint32_t thread_count, threads_started;
+    uint32_t lane_count; ///< workers that keep many reads in flight; the others copy
+
+    pthread_mutex_t lock; ///< for everything below
+    pthread_cond_t work_changed, chunk_finished;
+    uint32_t batches_admitted;
+    uint32_t chunk_limit;        ///< chunks of admitted batches
+    uint32_t cursor[KIND_COUNT]; ///< no pending chunk of that kind before it
+    uint32_t populate_cursor;
+    uint32_t chunks_done, chunks_taken, chunks_resident;
+    size_t items_done, item_cursor;
+    uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
+    uint64_t started_ns, first_ns, finished_ns;
+    bool has_failed;
+    fst_error error;
+    worker_counts counts;
+    pthread_mutex_t progress_lock; ///< one progress call at a time
+    atomic_bool stop;
+};
+
+/// Records the first failure and stops the work.
+void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
+
+/// A pending chunk for a worker: of `preferred` kind first, the other kind if `may_steal`. With
+/// `block` it waits for memory to be admitted. UINT32_MAX: none now, or none any more.
+/// *populate is a chunk whose place a helper should make instead, or UINT32_MAX.
+typedef struct chunk_wish {
+    chunk_kind preferred;
+    bool may_steal, block, may_populate;
+} chunk_wish;
+uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate);
+
+/// All bytes of a taken chunk are in place. Adds the worker's counts to the pipeline's and clears
+/// them, so that statistics are exact when the last chunk is.
+void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
+void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
+
+/// A worker's life. `index` below lane_count: a lane.
+void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
+
+/// The engine that reads a chunk.
+static inline const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline,
+                                                         uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_io_choice *choice = &pipeline->choices[plan->extents[plan->chunks[chunk].extent].file];
+    return pipeline->chunks[chunk].kind == KIND_RESIDENT ? choice->resident : choice->absent;
+}
+
+/// Puts the bytes [begin, end) of an extent, found at `source`, where they belong.
+uint64_t fsti_scatter(const fsti_plan *plan, const fsti_plan_extent *extent, char *buffer,
+                      const char *source, uint64_t begin, uint64_t end);
+
+/// An fst_error for `status` at `offset` of an extent's file, naming the tensor there.
+void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                            uint64_t offset, fst_status status, int os_errno, const char *what,
+                            fst_error *error);
+
+#endif

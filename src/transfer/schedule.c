@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Who works on what: admission of batches to memory, handing out chunks, counting them in.
+#include "pipeline.h"
+
+/// How far a helper makes pages ahead of the reads.
+#define POPULATE_AHEAD_CHUNKS 8u
+
+/// Classifies a chunk by what the page cache holds of it now.
+static void classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_chunk *chunk = &plan->chunks[index];
+    uint32_t file_index = plan->extents[chunk->extent].file;
+    const fsti_io_choice *choice = &pipeline->choices[file_index];
+    chunk_state *state = &pipeline->chunks[index];
+    state->kind = KIND_ABSENT;
+    bool matters = choice->absent != choice->resident || pipeline->job.mappings != NULL;
+    if (!matters) return;
+    uint64_t resident =
+        fsti_file_resident(pipeline->job.files[file_index], chunk->begin, chunk->end);
+    if (2 * resident >= chunk->end - chunk->begin) {
+        state->kind = KIND_RESIDENT;
+        pipeline->chunks_resident++;
+    }
+}
+
+static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+                              fsti_buffer **out, fst_error *error) {
+    *out = NULL;
+    if (batch->buffer_bytes == 0 || pipeline->job.mappings != NULL) return FST_OK;
+    if (pipeline->job.allocator != NULL)
+        return fsti_buffer_foreign(pipeline->job.allocator, batch->buffer_bytes, out, error);
+    return fsti_buffer_arena(batch->buffer_bytes, out, error);
+}
+
+static bool fits_budget(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
+    uint64_t budget = pipeline->job.budget_bytes;
+    return budget == 0 || pipeline->bytes_in_flight == 0 ||
+           batch->buffer_bytes <= budget - fsti_min(budget, pipeline->bytes_in_flight);
+}
+
+/// Admits batches while memory allows. The lock is held.
+static void admit_batches(fsti_pipeline *pipeline) {
+    const fsti_plan *plan = pipeline->job.plan;
+    while (pipeline->batches_admitted < plan->batch_count && !pipeline->has_failed) {
+        const fsti_plan_batch *batch = &plan->batches[pipeline->batches_admitted];
+        batch_state *state = &pipeline->batches[pipeline->batches_admitted];
+        fst_error error;
+        if (!fits_budget(pipeline, batch)) return;
+        if (make_buffer(pipeline, batch, &state->buffer, &error) != FST_OK) {
+            pipeline->error = error;
+            pipeline->has_failed = true;
+            atomic_store(&pipeline->stop, true);
+            pthread_cond_broadcast(&pipeline->chunk_finished);
+            return;
+        }
+        uint64_t bytes = state->buffer == NULL ? 0 : state->buffer->size_bytes;
+        pipeline->bytes_allocated += bytes;
+        pipeline->bytes_in_flight += bytes;
+        pipeline->bytes_peak = fsti_max(pipeline->bytes_peak, pipeline->bytes_in_flight);
+        for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++) classify_chunk(pipeline, i);
+        state->step = BATCH_ADMITTED;
+        pipeline->chunk_limit = batch->chunk_end;
+        pipeline->batches_admitted++;
+    }
+}
+
+/// The next pending chunk of a kind among the admitted ones, or UINT32_MAX. The lock is held.
+static uint32_t find_pending(fsti_pipeline *pipeline, chunk_kind kind) {
+    uint32_t *cursor = &pipeline->cursor[kind];
+    for (; *cursor < pipeline->chunk_limit; ++*cursor) {
+        const chunk_state *state = &pipeline->chunks[*cursor];
+        if (state->kind == kind &&
+            atomic_load_explicit(&state->step, memory_order_relaxed) == CHUNK_PENDING)
+            return *cursor;
+    }
+    return UINT32_MAX;
+}
+
+/// A chunk not far ahead of the reads whose fresh memory nobody has made yet.
+static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
+    const fsti_plan *plan = pipeline->job.plan;
+    uint32_t *cursor = &pipeline->populate_cursor;
+    uint32_t reads_at = pipeline->cursor[KIND_ABSENT];
+    if (*cursor < reads_at) *cursor = reads_at;
+    uint32_t limit = (uint32_t)fsti_min(pipeline->chunk_limit, reads_at + POPULATE_AHEAD_CHUNKS);
+    while (*cursor < limit) {
+        uint32_t index = (*cursor)++;
+        const fsti_plan_extent *extent = &plan->extents[plan->chunks[index].extent];
+        const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
+        if (pipeline->chunks[index].kind == KIND_ABSENT && extent->linear && buffer != NULL &&
+            buffer->is_fresh)
+            return index;
+    }
+    return UINT32_MAX;
+}
+
+static uint32_t take_now(fsti_pipeline *pipeline, const chunk_wish *wish) {
+    uint32_t chunk = find_pending(pipeline, wish->preferred);
+    if (chunk == UINT32_MAX && wish->may_steal) {
+        chunk_kind other = wish->preferred == KIND_ABSENT ? KIND_RESIDENT : KIND_ABSENT;
+        chunk = find_pending(pipeline, other);
+    }
+    if (chunk == UINT32_MAX) return chunk;
+    atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_TAKEN, memory_order_relaxed);
+    pipeline->chunks_taken++;
+    // A helper may be waiting for the reads to move on.
+    pthread_cond_broadcast(&pipeline->work_changed);
+    return chunk;
+}
+
+uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate) {
+    uint32_t chunk = UINT32_MAX;
+    *populate = UINT32_MAX;
+    pthread_mutex_lock(&pipeline->lock);
+    while (!atomic_load(&pipeline->stop)) {
+        admit_batches(pipeline);
+        chunk = take_now(pipeline, &wish);
+        if (chunk != UINT32_MAX) break;
+        if (wish.may_populate) *populate = find_unpopulated(pipeline);
+        if (*populate != UINT32_MAX || !wish.block) break;
+        if (pipeline->chunks_taken == pipeline->job.plan->chunk_count) break;
+        pthread_cond_wait(&pipeline->work_changed, &pipeline->lock);
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    return chunk;
+}
+
+void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {
+    pthread_mutex_lock(&pipeline->lock);
+    if (!pipeline->has_failed) {
+        pipeline->has_failed = true;
+        pipeline->error = *error;
+    }
+    atomic_store(&pipeline->stop, true);
+    pthread_cond_broadcast(&pipeline->work_changed);
+    pthread_cond_broadcast(&pipeline->chunk_finished);
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
+static bool item_is_done(const fsti_pipeline *pipeline, const fsti_plan_item *item) {
+    for (uint32_t i = item->chunk_first; i < item->chunk_end; i++)
+        if (atomic_load_explicit(&pipeline->chunks[i].step, memory_order_acquire) != CHUNK_DONE)
+            return false;
+    return true;
+}
+
+/// Counts tensors as complete in the order of delivery: cheap, and what a progress bar wants.
+static void count_items(fsti_pipeline *pipeline) {
+    const fsti_plan *plan = pipeline->job.plan;
+    while (pipeline->item_cursor < plan->item_count &&
+           item_is_done(pipeline, &plan->items[plan->delivery[pipeline->item_cursor]]))
+        pipeline->item_cursor++;
+    pipeline->items_done = pipeline->item_cursor;
+}
+
+static void report_progress(fsti_pipeline *pipeline) {
+    const fsti_job *job = &pipeline->job;
+    if (job->progress == NULL) return;
+    // Outside of the state's lock: the callback may take its time.
+    pthread_mutex_lock(&pipeline->progress_lock);
+    pthread_mutex_lock(&pipeline->lock);
+    uint64_t bytes = pipeline->bytes_done;
+    size_t items = pipeline->items_done;
+    pthread_mutex_unlock(&pipeline->lock);
+    if (!atomic_load(&pipeline->stop) &&
+        job->progress(job->progress_context, bytes, job->plan->bytes_planned, items,
+                      job->plan->item_count) != 0)
+        fsti_pipeline_cancel(pipeline);
+    pthread_mutex_unlock(&pipeline->progress_lock);
+}
+
+static void add_counts(worker_counts *sum, worker_counts *counts) {
+    sum->bytes_read += counts->bytes_read;
+    sum->bytes_direct += counts->bytes_direct;
+    sum->bytes_mapped += counts->bytes_mapped;
+    sum->bytes_copied += counts->bytes_copied;
+    sum->read_count += counts->read_count;
+    sum->read_ns += counts->read_ns;
+    sum->copy_ns += counts->copy_ns;
+    sum->populate_ns += counts->populate_ns;
+    sum->bounce_bytes += counts->bounce_bytes;
+    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) sum->used[i] |= counts->used[i];
+    *counts = (worker_counts){0};
+}
+
+void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts) {
+    pthread_mutex_lock(&pipeline->lock);
+    add_counts(&pipeline->counts, counts);
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
+void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    pthread_mutex_lock(&pipeline->lock);
+    add_counts(&pipeline->counts, counts);
+    atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_DONE, memory_order_release);
+    pipeline->chunks_done++;
+    pipeline->bytes_done += range->end - range->begin;
+    count_items(pipeline);
+    uint64_t now = fsti_now_ns();
+    if (pipeline->first_ns == 0 && pipeline->items_done > 0) pipeline->first_ns = now;
+    if (pipeline->chunks_done == pipeline->job.plan->chunk_count) pipeline->finished_ns = now;
+    pthread_cond_broadcast(&pipeline->chunk_finished);
+    pthread_mutex_unlock(&pipeline->lock);
+    report_progress(pipeline);
+}
+
+bool fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out) {
+    pthread_mutex_lock(&pipeline->lock);
+    bool admitted = pipeline->batches[batch].step == BATCH_ADMITTED;
+    *out = admitted ? fsti_buffer_ref(pipeline->batches[batch].buffer) : NULL;
+    pthread_mutex_unlock(&pipeline->lock);
+    return admitted;
+}
+
+void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch) {
+    pthread_mutex_lock(&pipeline->lock);
+    batch_state *state = &pipeline->batches[batch];
+    fsti_buffer *buffer = state->step == BATCH_ADMITTED ? state->buffer : NULL;
+    if (state->step == BATCH_ADMITTED) {
+        state->step = BATCH_RELEASED;
+        state->buffer = NULL;
+        if (buffer != NULL) pipeline->bytes_in_flight -= buffer->size_bytes;
+    }
+    pthread_cond_broadcast(&pipeline->work_changed);
+    pthread_mutex_unlock(&pipeline->lock);
+    fsti_buffer_unref(buffer);
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the transfer room: carries out a plan. The only room that sees both files and
+/// memory. Threads take chunks, read them by the engine that suits each, and put the bytes in
+/// their place; a reader of the pipeline waits for chunks.
+#ifndef FSTI_TRANSFER_H
+#define FSTI_TRANSFER_H
+
+#include "device/device.h"
+#include "fastsafetensors/loader.h"
+#include "io/io.h"
+#include "plan/plan.h"
+
+typedef struct fsti_pipeline fsti_pipeline;
+
+/// Everything here must live until the pipeline is closed.
+typedef struct fsti_job {
+    const fsti_plan *plan;
+    const fsti_header *const *headers; ///< by file; for the names of tensors in errors
+    fsti_file *const *files;
+    char *const *mappings; ///< by file: populate these instead of reading (FST_MODE_MAP), or NULL
+    const fst_allocator *allocator; ///< NULL: arenas
+    fst_engine engine;
+    uint32_t thread_count; ///< 0: by the machine
+    uint64_t budget_bytes; ///< of buffers admitted and not released; 0: none
+    bool guard_allowed;
+    fst_progress_callback progress;
+    void *progress_context;
+} fsti_job;
+
+/// Starts the work in threads of its own; a small job is done before it returns.
+fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_error *error);
+
+/// Waits until chunks [first, end) are in place; `timeout_ms` < 0: no limit.
+fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
+                              int64_t timeout_ms, fst_error *error);
+
+/// The buffer of a batch (a new reference, NULL for a batch without one). False when the batch
+/// is not in memory: not yet admitted, or released.
+bool fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out);
+
+/// Says that the batch's tensors have been handed out: its memory no longer counts.
+void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch);
+
+/// Stops the work; waits return FST_E_CANCELLED. From any thread.
+void fsti_pipeline_cancel(fsti_pipeline *pipeline);
+
+/// Stops, joins the threads and frees. Buffers live on by their references. NULL is allowed.
+void fsti_pipeline_close(fsti_pipeline *pipeline);
+
+/// Adds what the pipeline knows to *stats. From any thread.
+void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats);
+
+/// Copies around the cache where that is faster (large blocks), else as memcpy does.
+void fsti_copy(void *target, const void *source, size_t size);
+
+#endif

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A worker: takes chunks, reads them block by block through an engine's lane, and puts the bytes
+/// in their place. A lane of an asynchronous engine keeps a ring of slots in flight; the slots are
+/// small enough to stay in the cache, so that the copy out of them costs little.
+#include <errno.h>
+#include <string.h>
+
+#include "pipeline.h"
+
+/// Reads in flight per lane, and their size: 16 MiB of slots saturate what was measured
+/// (docs/benchmarks) and fit the cache.
+#define RING_DEPTH 16u
+#define RING_BLOCK_BYTES ((uint64_t)1 << 20)
+
+/// One read in flight and what it is for.
+typedef struct io_block {
+    fsti_read read;      ///< first: a finished read is its block
+    uint32_t chunk;
+    uint64_t begin, end; ///< bytes of the file wanted of it
+    uint64_t read_begin; ///< where the whole read began (page below `begin` for direct engines)
+    char *target;        ///< of the whole read: a slot, or the place in the buffer
+    char *slot;
+    struct io_block *next_free;
+} io_block;
+
+/// A worker's use of one engine.
+typedef struct io_lane {
+    const fsti_io_engine *engine;
+    void *handle;
+    fsti_buffer *slots;
+    io_block blocks[RING_DEPTH];
+    io_block *free_blocks;
+    uint32_t depth, in_flight;
+} io_lane;
+
+typedef struct worker {
+    fsti_pipeline *pipeline;
+    io_lane lanes[FST_ENGINE_COUNT]; ///< by engine, opened on first use
+    worker_counts counts;
+    bool is_lane_worker;
+} worker;
+
+static const fsti_plan_extent *chunk_extent(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    return &plan->extents[plan->chunks[chunk].extent];
+}
+
+static io_lane *worker_lane(worker *self, const fsti_io_engine *engine) {
+    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++)
+        if (fsti_io_engine_get((fst_engine)i) == engine) {
+            self->counts.used[i] = true;
+            return &self->lanes[i];
+        }
+    return NULL;
+}
+
+static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *engine,
+                            fst_error *error) {
+    uint32_t depth = engine->is_async ? RING_DEPTH : 1;
+    FST_TRY(engine->lane_open(depth, &lane->handle, error));
+    if (!engine->is_mapped) {
+        fst_status status =
+            fsti_buffer_arena(depth * (RING_BLOCK_BYTES + 2 * FSTI_IO_PAGE_BYTES), &lane->slots,
+                              error);
+        if (status != FST_OK) {
+            engine->lane_close(lane->handle);
+            lane->handle = NULL;
+            return status;
+        }
+        self->counts.bounce_bytes += lane->slots->size_bytes;
+    }
+    lane->engine = engine;
+    lane->depth = depth;
+    for (uint32_t i = 0; i < depth; i++) {
+        io_block *block = &lane->blocks[i];
+        if (lane->slots != NULL)
+            block->slot = lane->slots->data + i * (RING_BLOCK_BYTES + 2 * FSTI_IO_PAGE_BYTES);
+        block->next_free = lane->free_blocks;
+        lane->free_blocks = block;
+    }
+    return FST_OK;
+}
+
+static void close_lanes(worker *self) {
+    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
+        io_lane *lane = &self->lanes[i];
+        if (lane->handle != NULL) lane->engine->lane_close(lane->handle);
+        fsti_buffer_unref(lane->slots);
+    }
+}
+
+/// True when the bytes of a chunk are read straight to their place: a linear extent by an engine
+/// that gains nothing from a slot. Through a ring, slots that stay in the cache win on
+/// paravirtual disks, where the "device" writes by copying.
+static bool reads_to_place(const io_lane *lane, const fsti_plan_extent *extent) {
+    return extent->linear && !lane->engine->is_mapped && !lane->engine->is_async;
+}
+
+static uint64_t block_bytes(const io_lane *lane, const fsti_plan_extent *extent) {
+    bool whole = lane->engine->is_mapped || reads_to_place(lane, extent);
+    return whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
+}
+
+static void submit_block(worker *self, io_lane *lane, io_block *block) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    uint64_t begin = block->begin, end = block->end;
+    if (lane->engine->is_direct) {
+        begin = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
+        end = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
+    }
+    block->read_begin = begin;
+    block->target = block->slot;
+    if (reads_to_place(lane, extent))
+        block->target = pipeline->batches[extent->batch].buffer->data +
+                        (extent->buffer_offset + begin - extent->begin);
+    block->read = (fsti_read){.file = pipeline->job.files[extent->file],
+                              .offset = begin,
+                              .size = (size_t)(end - begin),
+                              .buffer = block->target};
+    self->counts.read_count++;
+    lane->in_flight++;
+    lane->engine->submit(lane->handle, &block->read);
+}
+
+/// What a guarded copy needs.
+typedef struct copy_order {
+    const fsti_plan *plan;
+    const fsti_plan_extent *extent;
+    char *buffer;
+    const char *source;
+    uint64_t begin, end, copied;
+} copy_order;
+
+static void carry_out(void *context) {
+    copy_order *order = context;
+    order->copied = fsti_scatter(order->plan, order->extent, order->buffer, order->source,
+                                 order->begin, order->end);
+}
+
+static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
+                              fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
+    uint64_t size = block->end - block->begin;
+    const char *whole = lane->engine->is_mapped ? block->read.data : block->target;
+    copy_order order = {.plan = pipeline->job.plan,
+                        .extent = extent,
+                        .buffer = buffer == NULL ? NULL : buffer->data,
+                        .source = whole + (block->begin - block->read_begin),
+                        .begin = block->begin,
+                        .end = block->end};
+    uint64_t start_ns = fsti_now_ns();
+    bool good = true;
+    if (lane->engine->is_mapped)
+        good = fsti_io_guarded(carry_out, &order, order.source, size);
+    else
+        carry_out(&order);
+    self->counts.copy_ns += fsti_now_ns() - start_ns;
+    if (!good) {
+        FST_TRY(fsti_file_check(block->read.file, error));
+        fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO,
+                               "a page of the file could not be read", error);
+        return FST_E_IO;
+    }
+    self->counts.bytes_copied += order.copied;
+    self->counts.bytes_read += size;
+    if (lane->engine->is_direct) self->counts.bytes_direct += size;
+    if (lane->engine->is_mapped) self->counts.bytes_mapped += size;
+    return FST_OK;
+}
+
+static fst_status short_read(const fsti_pipeline *pipeline, const io_block *block, uint64_t have,
+                             fst_error *error) {
+    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    // The file may have shrunk: that says more than "short".
+    FST_TRY(fsti_file_check(block->read.file, error));
+    fsti_pipeline_describe(pipeline, extent, have, FST_E_SHORT_READ, 0,
+                           "the file ended before its data did", error);
+    return FST_E_SHORT_READ;
+}
+
+/// Looks at a finished read. *again: part of it, or all of it, has to be read once more.
+static fst_status check_result(worker *self, const io_lane *lane, io_block *block, bool *again,
+                               fst_error *error) {
+    fsti_read *read = &block->read;
+    *again = read->result == -EINTR || read->result == -EAGAIN;
+    if (*again) return FST_OK;
+    if (read->result < 0) {
+        fsti_pipeline_describe(self->pipeline, chunk_extent(self->pipeline, block->chunk),
+                               fsti_max(read->offset, block->begin), FST_E_IO,
+                               (int)-read->result, "read failed", error);
+        return FST_E_IO;
+    }
+    uint64_t have = read->offset + (uint64_t)read->result;
+    if (have >= block->end) return FST_OK;
+    uint64_t advance = (uint64_t)read->result;
+    if (lane->engine->is_direct) advance = fsti_align_down(advance, FSTI_IO_PAGE_BYTES);
+    if (advance == 0) return short_read(self->pipeline, block, have, error);
+    read->offset += advance;
+    read->size -= advance;
+    read->buffer = (char *)read->buffer + advance;
+    *again = true;
+    return FST_OK;
+}
+
+/// Waits for one read of the lane and deals with it.
+static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    io_block *block = (void *)lane->engine->reap(lane->handle);
+    self->counts.read_ns += fsti_now_ns() - start_ns;
+    lane->in_flight--;
+    bool again = false;
+    fst_status status = check_result(self, lane, block, &again, error);
+    if (status == FST_OK && again && !atomic_load(&self->pipeline->stop)) {
+        self->counts.read_count++;
+        lane->in_flight++;
+        lane->engine->submit(lane->handle, &block->read);
+        return FST_OK;
+    }
+    if (status == FST_OK && !again) status = place_block(self, lane, block, error);
+    block->next_free = lane->free_blocks;
+    lane->free_blocks = block;
+    FST_TRY(status);
+    if (again) return FST_OK; // stopping
+    chunk_state *state = &self->pipeline->chunks[block->chunk];
+    if (--state->blocks_left > 0) return FST_OK;
+    // Any write or truncation before this moment shows in size or time.
+    FST_TRY(fsti_file_check(block->read.file, error));
+    fsti_pipeline_finish(self->pipeline, block->chunk, &self->counts);
+    return FST_OK;
+}
+
+static fst_status populate_mapping(worker *self, uint32_t chunk, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    uint32_t file = chunk_extent(pipeline, chunk)->file;
+    uint64_t start_ns = fsti_now_ns();
+    // Pages that are not in memory come when somebody touches them: a view may never be read.
+    if (pipeline->chunks[chunk].kind == KIND_RESIDENT) {
+        FST_TRY(fsti_file_populate(pipeline->job.files[file], pipeline->job.mappings[file],
+                                   range->begin, range->end, error));
+        self->counts.bytes_mapped += range->end - range->begin;
+    }
+    self->counts.populate_ns += fsti_now_ns() - start_ns;
+    FST_TRY(fsti_file_check(pipeline->job.files[file], error));
+    fsti_pipeline_finish(pipeline, chunk, &self->counts);
+    return FST_OK;
+}
+
+/// Queues the blocks of a chunk, finishing others when the lane is full.
+static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    if (pipeline->job.mappings != NULL) return populate_mapping(self, chunk, error);
+    const fsti_io_engine *engine = fsti_pipeline_engine(pipeline, chunk);
+    io_lane *lane = worker_lane(self, engine);
+    if (lane->handle == NULL) FST_TRY(open_lane(self, lane, engine, error));
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    uint64_t step = block_bytes(lane, extent);
+    uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
+    pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);
+    for (uint64_t begin = range->begin; begin < range->end;) {
+        uint64_t end = fsti_min(origin + ((begin - origin) / step + 1) * step, range->end);
+        while (lane->free_blocks == NULL) FST_TRY(finish_block(self, lane, error));
+        io_block *block = lane->free_blocks;
+        lane->free_blocks = block->next_free;
+        block->chunk = chunk;
+        block->begin = begin;
+        block->end = end;
+        uint64_t start_ns = fsti_now_ns();
+        submit_block(self, lane, block);
+        self->counts.read_ns += fsti_now_ns() - start_ns;
+        begin = end;
+        if (atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
+    }
+    return FST_OK;
+}
+
+/// Finishes one read of any lane; false when none is in flight.
+static bool finish_any(worker *self, fst_status *status, fst_error *error) {
+    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
+        io_lane *lane = &self->lanes[i];
+        if (lane->in_flight == 0) continue;
+        *status = finish_block(self, lane, error);
+        return true;
+    }
+    return false;
+}
+
+static void populate_place(worker *self, uint32_t chunk) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    uint64_t shift = extent->buffer_offset - extent->begin; // wraps when negative; so does the sum
+    uint64_t start_ns = fsti_now_ns();
+    fsti_buffer *buffer;
+    // The batch may be read, handed out and released meanwhile: hold its memory.
+    fsti_pipeline_buffer(pipeline, extent->batch, &buffer);
+    if (buffer == NULL) return;
+    fsti_buffer_populate(buffer, range->begin + shift, range->end + shift);
+    fsti_buffer_unref(buffer);
+    self->counts.populate_ns += fsti_now_ns() - start_ns;
+}
+
+/// Lanes prefer what must be read and then help copying. Copiers leave absent chunks to the
+/// lanes, whose ring is full already, and make memory ahead of them instead; without lanes
+/// everybody does everything.
+static chunk_wish wish_of(const worker *self, bool block) {
+    bool has_lanes = self->pipeline->lane_count > 0;
+    return (chunk_wish){.preferred = self->is_lane_worker ? KIND_ABSENT : KIND_RESIDENT,
+                        .may_steal = self->is_lane_worker || !has_lanes,
+                        .block = block,
+                        .may_populate = has_lanes && !self->is_lane_worker};
+}
+
+static fst_status work(worker *self, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    fst_status status = FST_OK;
+    bool busy = false;
+    while (status == FST_OK && !atomic_load(&pipeline->stop)) {
+        uint32_t populate, chunk = fsti_pipeline_take(pipeline, wish_of(self, !busy), &populate);
+        if (chunk != UINT32_MAX) {
+            status = submit_chunk(self, chunk, error);
+            busy = true;
+        } else if (populate != UINT32_MAX) {
+            populate_place(self, populate);
+        } else if (!busy) {
+            break; // nothing left, and nothing in flight
+        } else {
+            busy = finish_any(self, &status, error);
+        }
+    }
+    return status;
+}
+
+/// Reads in flight write to our memory: they must be over before it goes.
+static void drain(worker *self) {
+    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++)
+        for (io_lane *lane = &self->lanes[i]; lane->in_flight > 0; lane->in_flight--)
+            lane->engine->reap(lane->handle);
+}
+
+void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index) {
+    worker *self = fsti_alloc_zeroed(1, sizeof *self);
+    fst_error error;
+    if (self == NULL) {
+        fsti_error_memory(&error, sizeof *self);
+        fsti_pipeline_fail(pipeline, &error);
+        return;
+    }
+    self->pipeline = pipeline;
+    self->is_lane_worker = index < pipeline->lane_count;
+    if (work(self, &error) != FST_OK) fsti_pipeline_fail(pipeline, &error);
+    drain(self);
+    close_lanes(self);
+    fsti_pipeline_count(pipeline, &self->counts);
+    fsti_free(self);
+}
