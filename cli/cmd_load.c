@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+/// load: loads a model as asked and says how fast, by what and why.
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli.h"
+
+#define GLOB_COUNT_MAX 64
+#define BAR_COLUMNS 40
+
+typedef struct load_request {
+    const char *path;
+    fst_load_options options;
+    const char *globs[GLOB_COUNT_MAX];
+    unsigned long repeat;
+    bool json, no_progress, lenient;
+} load_request;
+
+static void print_help(void) {
+    printf("usage: fastsafetensors load [OPTIONS] PATH\n\n"
+           "Loads a model into memory and prints time, speed, engine and why it was chosen.\n\n"
+           "  --device DEVICE   where to: cpu\n"
+           "  --mode MODE       auto (default), load (own memory) or map (views of the file)\n"
+           "  --engine ENGINE   auto (default), pread, direct, uring or mmap\n"
+           "  --select GLOB     only tensors whose names match; may come several times\n"
+           "  --threads N       threads (default: by the machine)\n"
+           "  --budget SIZE     stream within this much memory (64M, 2GiB)\n"
+           "  --repeat N        load N times\n"
+           "  --lenient         accept bytes after the last tensor\n"
+           "  --no-progress     no progress bar, also on a terminal\n"
+           "  --json            one JSON object a load\n");
+}
+
+/// A bar on stderr, redrawn as bytes arrive.
+static int show_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                         size_t tensors_done, size_t tensors_total) {
+    (void)context;
+    char done[16], total[16], bar[BAR_COLUMNS + 1];
+    int filled = bytes_total == 0 ? BAR_COLUMNS
+                                  : (int)((double)bytes_done / (double)bytes_total * BAR_COLUMNS);
+    for (int i = 0; i < BAR_COLUMNS; i++) bar[i] = i < filled ? '#' : '.';
+    bar[BAR_COLUMNS] = '\0';
+    fprintf(stderr, "\r[%s] %s of %s, %zu of %zu tensors ", bar, cli_size_text(bytes_done, done),
+            cli_size_text(bytes_total, total), tensors_done, tensors_total);
+    return 0;
+}
+
+/// The number of a word in a list, or -1.
+static int find_word(const char *word, const char *const *words, int count) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0) return i;
+    return -1;
+}
+
+static const char *const modes[] = {"auto", "load", "map"};
+static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
+
+static bool parse_count(const char *text, unsigned long max, unsigned long *out) {
+    char *end;
+    if (text[0] < '0' || text[0] > '9') return false;
+    *out = strtoul(text, &end, 10);
+    return *end == '\0' && *out <= max;
+}
+
+/// Takes one option; returns EXIT_GOOD, or the exit code after saying what is wrong.
+static int take_option(load_request *request, int option, const char *value) {
+    fst_load_options *options = &request->options;
+    unsigned long number = 0;
+    int word;
+    switch (option) {
+    case 'd':
+        if (strcmp(value, "cpu") == 0) return EXIT_GOOD;
+        return cli_usage("load", "device '%s' is not supported: only cpu is", value);
+    case 'm':
+        word = find_word(value, modes, FST_MODE_COUNT);
+        options->mode = (fst_load_mode)(word < 0 ? 0 : word);
+        return word < 0 ? cli_usage("load", "unknown mode '%s'", value) : EXIT_GOOD;
+    case 'e':
+        word = find_word(value, engines, FST_ENGINE_COUNT);
+        options->engine = (fst_engine)(word < 0 ? 0 : word);
+        return word < 0 ? cli_usage("load", "unknown engine '%s'", value) : EXIT_GOOD;
+    case 's':
+        if (options->glob_count == GLOB_COUNT_MAX) return cli_usage("load", "too many --select");
+        request->globs[options->glob_count++] = value;
+        return EXIT_GOOD;
+    case 't':
+        if (!parse_count(value, 1024, &number)) return cli_usage("load", "bad number '%s'", value);
+        options->thread_count = (uint32_t)number;
+        return EXIT_GOOD;
+    case 'b':
+        return cli_parse_size(value, &options->budget_bytes) && options->budget_bytes > 0
+                   ? EXIT_GOOD
+                   : cli_usage("load", "bad size '%s'", value);
+    default:
+        return parse_count(value, 1000000, &request->repeat) && request->repeat > 0
+                   ? EXIT_GOOD
+                   : cli_usage("load", "bad number '%s'", value);
+    }
+}
+
+static int parse_arguments(int argc, char **argv, load_request *request, bool *done) {
+    static const struct option options[] = {
+        {"device", required_argument, NULL, 'd'},  {"mode", required_argument, NULL, 'm'},
+        {"engine", required_argument, NULL, 'e'},  {"select", required_argument, NULL, 's'},
+        {"threads", required_argument, NULL, 't'}, {"budget", required_argument, NULL, 'b'},
+        {"repeat", required_argument, NULL, 'r'},  {"lenient", no_argument, NULL, 'l'},
+        {"no-progress", no_argument, NULL, 'n'},   {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+    };
+    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
+        int code = EXIT_GOOD;
+        switch (option) {
+        case 'l': request->lenient = true; break;
+        case 'n': request->no_progress = true; break;
+        case 'j': request->json = true; break;
+        case 'h':
+            print_help();
+            *done = true;
+            return EXIT_GOOD;
+        case '?': return cli_usage("load", "wrong option");
+        default: code = take_option(request, option, optarg);
+        }
+        if (code != EXIT_GOOD) return code;
+    }
+    if (optind + 1 != argc) return cli_usage("load", "expected one PATH");
+    request->path = argv[optind];
+    return EXIT_GOOD;
+}
+
+static void print_json(const fst_load_stats *s, double seconds) {
+    printf("{\"seconds\": %.6f, \"mode\": \"%s\", \"engine\": \"%s\", \"reason\": ", seconds,
+           s->mode, s->engine);
+    cli_print_json(s->reason, strlen(s->reason));
+    printf(", \"threads\": %" PRIu32 ", \"tensors\": %zu, \"bytes_requested\": %" PRIu64
+           ", \"bytes_read\": %" PRIu64 ", \"bytes_direct\": %" PRIu64 ", \"bytes_mapped\": %" PRIu64
+           ", \"bytes_copied\": %" PRIu64 ", \"reads\": %" PRIu64 ", \"chunks\": %" PRIu64
+           ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
+           ", \"buffer_bytes_peak\": %" PRIu64 ", \"read_ns\": %" PRIu64 ", \"copy_ns\": %" PRIu64
+           ", \"populate_ns\": %" PRIu64 "}\n",
+           s->thread_count, s->tensor_count, s->bytes_requested, s->bytes_read, s->bytes_direct,
+           s->bytes_mapped, s->bytes_copied, s->read_count, s->chunk_count, s->chunks_resident,
+           s->buffer_bytes, s->buffer_bytes_peak, s->read_ns, s->copy_ns, s->populate_ns);
+}
+
+static void print_stats(const fst_load_stats *s, double seconds) {
+    char requested[16], read[16], copied[16], buffers[16];
+    printf("%s%.3f s, %.2f GB/s%s  %zu tensors, %s\n", cli_bold(), seconds,
+           (double)s->bytes_requested / 1e9 / (seconds > 0 ? seconds : 1e-9), cli_plain(),
+           s->tensor_count, cli_size_text(s->bytes_requested, requested));
+    printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine,
+           s->thread_count, s->reason);
+    printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s, %" PRIu64 " of %" PRIu64
+           " chunks were cached\n",
+           cli_size_text(s->bytes_read, read), s->read_count, cli_size_text(s->bytes_copied, copied),
+           cli_size_text(s->buffer_bytes_peak, buffers), s->chunks_resident, s->chunk_count);
+}
+
+/// Takes every tensor as it arrives, so that a budget is honoured, and lets it go.
+static fst_status consume(fst_loader *loader, fst_error *error) {
+    fst_tensor *tensor;
+    fst_status status;
+    while ((status = fst_loader_next(loader, -1, &tensor, error)) == FST_OK)
+        fst_tensor_unref(tensor);
+    return status == FST_END ? FST_OK : status;
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static int load_once(fst_model *model, load_request *request) {
+    fst_error error;
+    fst_loader *loader;
+    double start = seconds_now();
+    if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK)
+        return cli_fail(&error);
+    fst_status status = FST_OK;
+    if (request->options.budget_bytes == 0) status = fst_loader_wait(loader, -1, &error);
+    if (status == FST_OK) status = consume(loader, &error);
+    double seconds = seconds_now() - start;
+    if (request->options.progress != NULL) fprintf(stderr, "\n");
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    if (status == FST_OK) status = fst_loader_stats_get(loader, &stats, &error);
+    fst_loader_close(loader);
+    if (status != FST_OK) return cli_fail(&error);
+    if (request->json)
+        print_json(&stats, seconds);
+    else
+        print_stats(&stats, seconds);
+    return EXIT_GOOD;
+}
+
+int cmd_load(int argc, char **argv) {
+    load_request request = {.options = {.struct_size = sizeof request.options}, .repeat = 1};
+    bool done = false;
+    int code = parse_arguments(argc, argv, &request, &done);
+    if (code != EXIT_GOOD || done) return code;
+    request.options.globs = request.globs;
+    if (cli_stderr_is_terminal() && !request.no_progress && !request.json)
+        request.options.progress = show_progress;
+    fst_open_options open_options = {.struct_size = sizeof open_options,
+                                     .flags = request.lenient ? FST_OPEN_LENIENT : 0};
+    fst_model *model;
+    fst_error error;
+    if (fst_model_open(request.path, &open_options, &model, &error) != FST_OK)
+        return cli_fail(&error);
+    for (unsigned long i = 0; i < request.repeat && code == EXIT_GOOD; i++)
+        code = load_once(model, &request);
+    fst_model_close(model);
+    return code;
+}

@@ -1,0 +1,30 @@
+# bash completion for fastsafetensors                                      -*- shell-script -*-
+# SPDX-License-Identifier: Apache-2.0
+
+_fastsafetensors() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=""
+    if ((COMP_CWORD == 1)); then
+        mapfile -t COMPREPLY < <(compgen -W "inspect verify load engines --help --version" -- "$current")
+        return
+    fi
+    case $previous in
+        --mode) words="auto load map" ;;
+        --engine) words="auto pread direct uring mmap" ;;
+        --device) words="cpu" ;;
+        --select | --threads | --budget | --repeat) return ;;
+    esac
+    if [[ -z $words && $current == -* ]]; then
+        case ${COMP_WORDS[1]} in
+            inspect) words="--json --tree --lenient --help" ;;
+            verify) words="--lenient --quiet --help" ;;
+            load) words="--device --mode --engine --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
+            engines) words="--help" ;;
+        esac
+    fi
+    if [[ -n $words ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    else
+        mapfile -t COMPREPLY < <(compgen -f -- "$current")
+    fi
+}
+complete -o filenames -F _fastsafetensors fastsafetensors

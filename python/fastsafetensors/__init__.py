@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load safetensors models as fast as the hardware allows.
+
+    from fastsafetensors.torch import load_file      # {name: torch.Tensor}
+    from fastsafetensors.numpy import load_file      # {name: numpy.ndarray}
+
+    from fastsafetensors import safe_open            # one tensor or slice at a time
+    with safe_open("model.safetensors", framework="pt") as f:
+        weight = f.get_tensor("weight")
+
+    from fastsafetensors import SafeTensorsFileLoader
+    tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
+
+A path is a file, an index (``*.safetensors.index.json``) or a folder; where one model is opened, a
+list of files does as well. Tensors own their memory: nothing that is closed invalidates them.
+Importing this package imports no framework.
+"""
+
+from ._core import SafetensorError, trim
+from ._core import version as __version__
+from ._open import safe_open
+from .loader import SafeTensorsFileLoader
+
+__all__ = [
+    "SafeTensorsFileLoader",
+    "SafetensorError",
+    "__version__",
+    "live_allocation_bytes",
+    "live_allocation_count",
+    "safe_open",
+    "trim",
+]
+
+
+def live_allocation_count() -> int:
+    """Tensor buffers of this process that are not yet freed."""
+    from ._core import live_buffers
+
+    return live_buffers()[0]
+
+
+def live_allocation_bytes() -> int:
+    """Bytes of the tensor buffers that are not yet freed."""
+    from ._core import live_buffers
+
+    return live_buffers()[1]

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the files of the extension share. Limited API of Python 3.10; the public C header only.
+#ifndef FSTPY_MODULE_H
+#define FSTPY_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <fastsafetensors.h>
+
+/// State of the module, one per interpreter.
+typedef struct module_state {
+    PyObject *error_class; ///< SafetensorError
+    PyTypeObject *model_type, *loader_type, *tensor_type;
+    PyObject *dtype_names[FST_DTYPE_COUNT]; ///< interned str
+} module_state;
+
+extern PyModuleDef fstpy_module;
+
+/// The state of the module that `type` was made for.
+module_state *fstpy_state(PyTypeObject *type);
+
+/// Sets the Python exception for a failed call; returns NULL.
+PyObject *fstpy_raise(module_state *state, const fst_error *error);
+/// Creates SafetensorError.
+PyObject *fstpy_error_class_new(void);
+
+/// Takes over one reference of `tensor`.
+PyObject *fstpy_tensor_wrap(module_state *state, fst_tensor *tensor);
+/// A capsule "dltensor" whose deleter only drops a C reference; takes over one of
+/// `tensor`. As bytes: one dimension of uint8, for importers that lack the dtype.
+PyObject *fstpy_dlpack_capsule(fst_tensor *tensor, int as_bytes);
+/// The versioned capsule ("dltensor_versioned").
+PyObject *fstpy_dlpack_capsule_versioned(fst_tensor *tensor);
+/// A capsule of one element of zeros of that dtype, to try what an importer takes.
+PyObject *fstpy_dlpack_probe(PyObject *module, PyObject *dtype_name);
+
+/// A tuple of int of a shape.
+PyObject *fstpy_shape(const uint64_t *shape, uint32_t rank);
+
+extern PyType_Spec fstpy_model_spec, fstpy_loader_spec, fstpy_tensor_spec;
+
+/// The model of a Model object for a call that lets go of the GIL, kept open until
+/// fstpy_model_end() even if another thread closes it meanwhile; NULL with an exception.
+fst_model *fstpy_model_begin(PyObject *self);
+void fstpy_model_end(PyObject *self);
+
+/// Opens a loader on a model; see Model.load in _core.pyi for the arguments.
+PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
+                           PyObject *kwargs);
+
+#endif

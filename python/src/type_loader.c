@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loader: a load in progress or finished. Waits without the GIL, and wakes for signals.
+#include "module.h"
+
+#include <string.h>
+
+/// How often a wait looks for Ctrl-C.
+#define SIGNAL_CHECK_MS 100
+
+typedef struct loader_object {
+    PyObject_HEAD
+    fst_loader *loader;
+    int uses;      ///< calls that run without the GIL
+    int is_closed; ///< the last use closes
+} loader_object;
+
+static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
+
+static fst_loader *begin_use(PyObject *self) {
+    loader_object *object = (loader_object *)self;
+    if (object->is_closed) {
+        PyErr_SetString(state_of(self)->error_class, "Loader is closed");
+        return NULL;
+    }
+    object->uses++;
+    return object->loader;
+}
+
+static void close_unused(loader_object *object) {
+    fst_loader *loader = object->loader;
+    if (!object->is_closed || object->uses > 0 || loader == NULL) return;
+    object->loader = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    fst_loader_close(loader);
+    Py_END_ALLOW_THREADS
+}
+
+static void end_use(PyObject *self) {
+    loader_object *object = (loader_object *)self;
+    object->uses--;
+    close_unused(object);
+}
+
+// ---- requests ----
+
+/// The numbers of a slice's begin or end into `target`; false with an exception.
+static int read_numbers(PyObject *sequence, uint64_t *target, uint32_t rank) {
+    if (PySequence_Size(sequence) != (Py_ssize_t)rank) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a slice needs a number for every dimension");
+        return 0;
+    }
+    for (uint32_t i = 0; i < rank; i++) {
+        PyObject *number = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        target[i] = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+typedef struct request {
+    fst_request_item *items;
+    uint64_t *numbers;
+    size_t number_count, number_capacity;
+} request;
+
+static void request_clear(request *request) {
+    PyMem_Free(request->items);
+    PyMem_Free(request->numbers);
+}
+
+/// Fills an item by name. *rank: of the tensor.
+static int find_item(module_state *state, const fst_model *model, PyObject *name,
+                     fst_request_item *item, uint32_t *rank) {
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
+    if (text == NULL) return 0;
+    fst_error error;
+    fst_tensor_info info;
+    if (fst_model_find(model, text, (size_t)size, &item->tensor_index, &error) != FST_OK ||
+        fst_model_tensor_info(model, item->tensor_index, &info, &error) != FST_OK) {
+        fstpy_raise(state, &error);
+        return 0;
+    }
+    *rank = info.rank;
+    return 1;
+}
+
+static int reserve_numbers(request *request, size_t count) {
+    if (request->number_count + count <= request->number_capacity) return 1;
+    size_t capacity = 2 * (request->number_capacity + count);
+    uint64_t *grown = PyMem_Realloc(request->numbers, capacity * sizeof *grown);
+    if (grown == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    request->numbers = grown;
+    request->number_capacity = capacity;
+    return 1;
+}
+
+/// One item: a name, or (name, begin, end). Slices are kept as places in `numbers`, which may
+/// still move: link_slices() makes pointers of them.
+static int read_item(module_state *state, const fst_model *model, PyObject *object,
+                     request *request, fst_request_item *item) {
+    uint32_t rank;
+    if (PyUnicode_Check(object)) return find_item(state, model, object, item, &rank);
+    PyObject *name, *begin, *end;
+    if (!PyArg_ParseTuple(object, "UOO", &name, &begin, &end) ||
+        !find_item(state, model, name, item, &rank) ||
+        !reserve_numbers(request, 2 * (size_t)rank + 1))
+        return 0;
+    uint64_t *numbers = request->numbers + request->number_count;
+    if (!read_numbers(begin, numbers, rank) || !read_numbers(end, numbers + rank, rank)) return 0;
+    item->slice_begin = (const uint64_t *)(uintptr_t)(request->number_count + 1);
+    item->slice_end = (const uint64_t *)(uintptr_t)(request->number_count + 1 + rank);
+    request->number_count += 2 * (size_t)rank + 1;
+    return 1;
+}
+
+static void link_slices(request *request, size_t item_count) {
+    for (size_t i = 0; i < item_count; i++) {
+        fst_request_item *item = &request->items[i];
+        if (item->slice_begin == NULL) continue;
+        item->slice_begin = request->numbers + (uintptr_t)item->slice_begin - 1;
+        item->slice_end = request->numbers + (uintptr_t)item->slice_end - 1;
+    }
+}
+
+static int read_items(module_state *state, const fst_model *model, PyObject *sequence,
+                      request *request, fst_load_options *options) {
+    if (sequence == Py_None) return 1;
+    Py_ssize_t count = PySequence_Size(sequence);
+    if (count < 0) return 0;
+    request->items = PyMem_Calloc((size_t)count + 1, sizeof *request->items);
+    if (request->items == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = PySequence_GetItem(sequence, i);
+        int good = object != NULL &&
+                   read_item(state, model, object, request, &request->items[i]);
+        Py_XDECREF(object);
+        if (!good) return 0;
+    }
+    link_slices(request, (size_t)count);
+    options->items = request->items;
+    options->item_count = (size_t)count;
+    return 1;
+}
+
+static int find_word(const char *word, const char *const *words, int count, const char *what) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
+    return -1;
+}
+
+static int read_words(const char *mode, const char *engine, const char *order,
+                      fst_load_options *options) {
+    static const char *const modes[] = {"auto", "load", "map"};
+    static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
+    static const char *const orders[] = {"file", "request"};
+    int mode_number = find_word(mode, modes, FST_MODE_COUNT, "mode");
+    int engine_number = mode_number < 0 ? -1 : find_word(engine, engines, FST_ENGINE_COUNT, "engine");
+    int order_number = engine_number < 0 ? -1 : find_word(order, orders, FST_ORDER_COUNT, "order");
+    if (order_number < 0) return 0;
+    options->mode = (fst_load_mode)mode_number;
+    options->engine = (fst_engine)engine_number;
+    options->order = (fst_order)order_number;
+    return 1;
+}
+
+static PyObject *wrap_loader(module_state *state, fst_loader *loader) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(state->loader_type, Py_tp_alloc);
+    PyObject *self = allocate(state->loader_type, 0);
+    if (self == NULL)
+        fst_loader_close(loader);
+    else
+        ((loader_object *)self)->loader = loader;
+    return self;
+}
+
+PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
+                           PyObject *kwargs) {
+    static char *names[] = {"items", "mode", "engine", "threads", "order", "budget", "read_only",
+                            NULL};
+    PyObject *items = Py_None;
+    const char *mode = "auto", *engine = "auto", *order = "file";
+    unsigned long long budget = 0;
+    unsigned int threads = 0;
+    fst_load_options options = {.struct_size = sizeof options};
+    request request = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKp:load", names, &items, &mode, &engine,
+                                     &threads, &order, &budget, &options.map_read_only))
+        return NULL;
+    options.thread_count = threads;
+    options.budget_bytes = budget;
+    PyObject *result = NULL;
+    if (read_words(mode, engine, order, &options) &&
+        read_items(state, model, items, &request, &options)) {
+        fst_error error;
+        fst_loader *loader;
+        fst_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = fst_loader_open(model, &options, &loader, &error);
+        Py_END_ALLOW_THREADS
+        result = status == FST_OK ? wrap_loader(state, loader) : fstpy_raise(state, &error);
+    }
+    request_clear(&request);
+    return result;
+}
+
+// ---- waiting ----
+
+/// Waits without the GIL until all is there; false with an exception. Ctrl-C cancels the load.
+static int wait_all(PyObject *self, fst_loader *loader) {
+    fst_error error;
+    fst_status status;
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
+        Py_END_ALLOW_THREADS
+        if (status == FST_OK) return 1;
+        if (status != FST_E_TIMEOUT) break;
+        if (PyErr_CheckSignals() != 0) {
+            fst_loader_cancel(loader);
+            return 0;
+        }
+    }
+    fstpy_raise(state_of(self), &error);
+    return 0;
+}
+
+static PyObject *loader_wait(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    int good = wait_all(self, loader);
+    end_use(self);
+    return good ? Py_NewRef(Py_None) : NULL;
+}
+
+/// The next tensor, or NULL: with an exception, or without one at the end.
+static PyObject *loader_iternext(PyObject *self) {
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    fst_error error;
+    fst_tensor *tensor;
+    fst_status status;
+    PyObject *result = NULL;
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
+        Py_END_ALLOW_THREADS
+        if (status != FST_E_TIMEOUT) break;
+        if (PyErr_CheckSignals() != 0) {
+            fst_loader_cancel(loader);
+            end_use(self);
+            return NULL;
+        }
+    }
+    if (status == FST_OK)
+        result = fstpy_tensor_wrap(state_of(self), tensor);
+    else if (status != FST_END)
+        fstpy_raise(state_of(self), &error);
+    end_use(self);
+    return result;
+}
+
+static PyObject *loader_item(PyObject *self, PyObject *index_object) {
+    size_t index = PyLong_AsSize_t(index_object);
+    if (PyErr_Occurred()) return NULL;
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    fst_error error;
+    fst_tensor *tensor;
+    fst_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_loader_item(loader, index, &tensor, &error);
+    Py_END_ALLOW_THREADS
+    PyObject *result = status == FST_OK ? fstpy_tensor_wrap(state_of(self), tensor)
+                                        : fstpy_raise(state_of(self), &error);
+    end_use(self);
+    return result;
+}
+
+// ---- everything at once ----
+
+static PyObject *name_of(const fst_tensor *tensor, fst_dtype *dtype) {
+    fst_tensor_view view;
+    if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return NULL;
+    *dtype = view.dtype;
+    PyObject *name = PyUnicode_DecodeUTF8(view.name, (Py_ssize_t)view.name_size, NULL);
+    if (name != NULL) PyUnicode_InternInPlace(&name);
+    return name;
+}
+
+/// Adds item `index` to the dict: by the importer as a capsule where the mask has its dtype, else
+/// by the fallback as a Tensor.
+static int export_item(PyObject *self, fst_loader *loader, size_t index, PyObject *importer,
+                       PyObject *fallback, unsigned long mask, PyObject *result) {
+    fst_error error;
+    fst_tensor *tensor;
+    if (fst_loader_item(loader, index, &tensor, &error) != FST_OK) {
+        fstpy_raise(state_of(self), &error);
+        return 0;
+    }
+    fst_dtype dtype = FST_DTYPE_U8;
+    PyObject *name = name_of(tensor, &dtype), *value = NULL;
+    if (name == NULL) {
+        fst_tensor_unref(tensor);
+        return 0;
+    }
+    int by_capsule = (mask >> dtype & 1) != 0;
+    PyObject *shown = by_capsule ? fstpy_dlpack_capsule(tensor, 0)
+                                 : fstpy_tensor_wrap(state_of(self), tensor);
+    if (shown != NULL)
+        value = PyObject_CallFunctionObjArgs(by_capsule ? importer : fallback, shown, NULL);
+    int good = value != NULL && PyDict_SetItem(result, name, value) == 0;
+    Py_XDECREF(value);
+    Py_XDECREF(shown);
+    Py_DECREF(name);
+    return good;
+}
+
+static PyObject *loader_export(PyObject *self, PyObject *args) {
+    PyObject *importer, *fallback;
+    unsigned long mask;
+    if (!PyArg_ParseTuple(args, "OOk:export", &importer, &fallback, &mask)) return NULL;
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    PyObject *result = wait_all(self, loader) ? PyDict_New() : NULL;
+    size_t count = fst_loader_tensor_count(loader);
+    for (size_t i = 0; result != NULL && i < count; i++)
+        if (!export_item(self, loader, i, importer, fallback, mask, result)) Py_CLEAR(result);
+    end_use(self);
+    return result;
+}
+
+static PyObject *loader_stats(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    fst_error error;
+    fst_load_stats s = {.struct_size = sizeof s};
+    fst_status status = fst_loader_stats_get(loader, &s, &error);
+    end_use(self);
+    if (status != FST_OK) return fstpy_raise(state_of(self), &error);
+#define NUMBER(name) #name, (unsigned long long)s.name
+    return Py_BuildValue(
+        "{s:s,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
+        "s:K}",
+        "mode", s.mode, "engine", s.engine, "reason", s.reason, NUMBER(thread_count),
+        NUMBER(tensor_count), NUMBER(bytes_requested), NUMBER(bytes_read), NUMBER(bytes_direct),
+        NUMBER(bytes_mapped), NUMBER(bytes_copied), NUMBER(read_count), NUMBER(chunk_count),
+        NUMBER(chunks_resident), NUMBER(buffer_bytes), NUMBER(buffer_bytes_peak),
+        NUMBER(bounce_bytes), NUMBER(plan_ns), NUMBER(first_tensor_ns), NUMBER(total_ns),
+        NUMBER(read_ns), NUMBER(copy_ns), NUMBER(wait_ns), NUMBER(populate_ns));
+#undef NUMBER
+}
+
+static PyObject *loader_cancel(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    fst_loader_cancel(loader);
+    end_use(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *loader_close(PyObject *self, PyObject *none) {
+    (void)none;
+    loader_object *object = (loader_object *)self;
+    if (!object->is_closed && object->uses > 0) fst_loader_cancel(object->loader);
+    object->is_closed = 1;
+    close_unused(object);
+    Py_RETURN_NONE;
+}
+
+static void loader_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    ((loader_object *)self)->is_closed = 1;
+    close_unused((loader_object *)self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static Py_ssize_t loader_length(PyObject *self) {
+    return (Py_ssize_t)fst_loader_tensor_count(((loader_object *)self)->loader);
+}
+
+static PyMethodDef loader_methods[] = {
+    {"wait", loader_wait, METH_NOARGS, "Waits, without the GIL, until every byte is in place."},
+    {"item", loader_item, METH_O, "Tensor `index` of the request, waiting for its bytes."},
+    {"export", loader_export, METH_VARARGS,
+     "export(importer, fallback, mask) -> {name: importer(capsule) or fallback(Tensor)}, "
+     "once all is there; bit d of mask: dtype d goes to the importer."},
+    {"stats", loader_stats, METH_NOARGS, "What the load did and why: a dict."},
+    {"cancel", loader_cancel, METH_NOARGS, "Makes the load stop soon."},
+    {"close", loader_close, METH_NOARGS, "Stops and frees. Tensors stay valid; twice is fine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot loader_slots[] = {
+    {Py_tp_doc, "A load in progress or finished. Iterating gives tensors as they arrive."},
+    {Py_tp_dealloc, loader_dealloc},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, loader_iternext},
+    {Py_tp_methods, loader_methods},
+    {Py_sq_length, loader_length},
+    {0, NULL},
+};
+
+PyType_Spec fstpy_loader_spec = {
+    .name = "fastsafetensors._core.Loader",
+    .basicsize = sizeof(loader_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = loader_slots,
+};

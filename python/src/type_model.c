@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Model: an opened model. Immutable, so it may be used from many threads at once.
+#include "module.h"
+
+#include <string.h>
+
+typedef struct model_object {
+    PyObject_HEAD
+    fst_model *model;
+    PyObject *names; ///< list of str in file order, made once
+    int uses;        ///< calls that run without the GIL
+    int is_closed;   ///< the last use closes
+} model_object;
+
+static fst_model *model_of(PyObject *self) {
+    const model_object *object = (model_object *)self;
+    fst_model *model = object->is_closed ? NULL : object->model;
+    if (model == NULL)
+        PyErr_SetString(fstpy_state(Py_TYPE(self))->error_class, "File is closed");
+    return model;
+}
+
+fst_model *fstpy_model_begin(PyObject *self) {
+    fst_model *model = model_of(self);
+    if (model != NULL) ((model_object *)self)->uses++;
+    return model;
+}
+
+static void close_unused(model_object *object) {
+    if (!object->is_closed || object->uses > 0) return;
+    fst_model_close(object->model);
+    object->model = NULL;
+}
+
+void fstpy_model_end(PyObject *self) {
+    model_object *object = (model_object *)self;
+    object->uses--;
+    close_unused(object);
+}
+
+/// Encoded paths of a sequence; the bytes objects are kept in *owner.
+static const char **encode_paths(PyObject *paths, PyObject **owner, Py_ssize_t *count) {
+    *owner = NULL;
+    *count = PySequence_Size(paths);
+    if (*count < 0) return NULL;
+    const char **encoded = PyMem_Calloc((size_t)*count + 1, sizeof *encoded);
+    *owner = PyList_New(0);
+    for (Py_ssize_t i = 0; encoded != NULL && *owner != NULL && i < *count; i++) {
+        PyObject *path = PySequence_GetItem(paths, i), *bytes = NULL;
+        int good = path != NULL && PyUnicode_FSConverter(path, &bytes) &&
+                   PyList_Append(*owner, bytes) == 0;
+        if (good) encoded[i] = PyBytes_AsString(bytes);
+        Py_XDECREF(path);
+        Py_XDECREF(bytes);
+        if (!good) {
+            PyMem_Free(encoded);
+            return NULL;
+        }
+    }
+    return encoded;
+}
+
+static fst_status open_model(const char **paths, Py_ssize_t count, int single, int lenient,
+                             fst_model **out, fst_error *error) {
+    fst_open_options options = {.struct_size = sizeof options,
+                                .flags = lenient ? FST_OPEN_LENIENT : 0};
+    if (single) return fst_model_open(paths[0], &options, out, error);
+    return fst_model_open_files(paths, (size_t)count, &options, out, error);
+}
+
+static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"paths", "lenient", NULL};
+    PyObject *paths, *owner = NULL;
+    int lenient = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:Model", names, &paths, &lenient))
+        return NULL;
+    int single = !PyList_Check(paths);
+    PyObject *sequence = single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);
+    if (sequence == NULL) return NULL;
+    Py_ssize_t count;
+    const char **encoded = encode_paths(sequence, &owner, &count);
+    Py_DECREF(sequence);
+    PyObject *self = NULL;
+    if (encoded != NULL) {
+        fst_error error;
+        fst_model *model = NULL;
+        fst_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = open_model(encoded, count, single, lenient, &model, &error);
+        Py_END_ALLOW_THREADS
+        allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+        if (status != FST_OK)
+            fstpy_raise(fstpy_state(type), &error);
+        else if ((self = allocate(type, 0)) != NULL)
+            ((model_object *)self)->model = model;
+        else
+            fst_model_close(model);
+    }
+    PyMem_Free(encoded);
+    Py_XDECREF(owner);
+    return self;
+}
+
+static void model_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    fst_model_close(((model_object *)self)->model);
+    Py_XDECREF(((model_object *)self)->names);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyObject *model_close(PyObject *self, PyObject *none) {
+    (void)none;
+    model_object *object = (model_object *)self;
+    object->is_closed = 1;
+    close_unused(object);
+    Py_CLEAR(object->names);
+    Py_RETURN_NONE;
+}
+
+static PyObject *make_names(const fst_model *model) {
+    size_t count = fst_model_tensor_count(model);
+    PyObject *names = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; names != NULL && i < count; i++) {
+        fst_tensor_info info;
+        PyObject *name = NULL;
+        if (fst_model_tensor_info(model, i, &info, NULL) == FST_OK)
+            name = PyUnicode_DecodeUTF8(info.name, (Py_ssize_t)info.name_size, NULL);
+        if (name == NULL || PyList_SetItem(names, (Py_ssize_t)i, name) != 0) Py_CLEAR(names);
+    }
+    return names;
+}
+
+static PyObject *model_names(PyObject *self, PyObject *none) {
+    (void)none;
+    model_object *object = (model_object *)self;
+    fst_model *model = model_of(self);
+    if (model == NULL) return NULL;
+    if (object->names == NULL && (object->names = make_names(model)) == NULL) return NULL;
+    return PyList_GetSlice(object->names, 0, PY_SSIZE_T_MAX); // the caller's own list
+}
+
+static PyObject *model_find(PyObject *self, PyObject *name) {
+    fst_model *model = model_of(self);
+    Py_ssize_t size;
+    const char *text = model == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, &size);
+    if (text == NULL) return NULL;
+    size_t index;
+    if (fst_model_find(model, text, (size_t)size, &index, NULL) != FST_OK)
+        return PyLong_FromLong(-1);
+    return PyLong_FromSize_t(index);
+}
+
+static PyObject *model_info(PyObject *self, PyObject *index_object) {
+    fst_model *model = model_of(self);
+    fst_error error;
+    fst_tensor_info info;
+    size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
+    if (model == NULL || PyErr_Occurred()) return NULL;
+    module_state *state = fstpy_state(Py_TYPE(self));
+    if (fst_model_tensor_info(model, index, &info, &error) != FST_OK)
+        return fstpy_raise(state, &error);
+    PyObject *shape = fstpy_shape(info.shape, info.rank);
+    if (shape == NULL) return NULL;
+    return Py_BuildValue("(ONKIK)", state->dtype_names[info.dtype], shape,
+                         (unsigned long long)info.size_bytes, (unsigned)info.file_index,
+                         (unsigned long long)info.file_offset);
+}
+
+static PyObject *metadata_dict(const fst_model *model, size_t file_index, size_t count) {
+    PyObject *result = PyDict_New();
+    for (size_t i = 0; result != NULL && i < count; i++) {
+        fst_metadata_entry entry;
+        PyObject *key = NULL, *value = NULL;
+        if (fst_model_metadata(model, file_index, i, &entry, NULL) == FST_OK) {
+            key = PyUnicode_DecodeUTF8(entry.key, (Py_ssize_t)entry.key_size, NULL);
+            value = PyUnicode_DecodeUTF8(entry.value, (Py_ssize_t)entry.value_size, NULL);
+        }
+        if (key == NULL || value == NULL || PyDict_SetItem(result, key, value) != 0)
+            Py_CLEAR(result);
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return result;
+}
+
+static PyObject *model_metadata(PyObject *self, PyObject *index_object) {
+    fst_model *model = model_of(self);
+    fst_error error;
+    fst_file_info info;
+    size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
+    if (model == NULL || PyErr_Occurred()) return NULL;
+    if (fst_model_file_info(model, index, &info, &error) != FST_OK)
+        return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    if (!info.has_metadata) Py_RETURN_NONE;
+    return metadata_dict(model, index, info.metadata_count);
+}
+
+static PyObject *model_file(PyObject *self, PyObject *index_object) {
+    fst_model *model = model_of(self);
+    fst_error error;
+    fst_file_info info;
+    size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
+    if (model == NULL || PyErr_Occurred()) return NULL;
+    if (fst_model_file_info(model, index, &info, &error) != FST_OK)
+        return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    PyObject *path = PyUnicode_DecodeFSDefault(info.path);
+    if (path == NULL) return NULL;
+    return Py_BuildValue("(NKKnI)", path, (unsigned long long)info.size_bytes,
+                         (unsigned long long)info.header_bytes, (Py_ssize_t)info.tensor_count,
+                         (unsigned)info.header_reads);
+}
+
+static PyObject *model_load(PyObject *self, PyObject *args, PyObject *kwargs) {
+    fst_model *model = fstpy_model_begin(self);
+    if (model == NULL) return NULL;
+    PyObject *loader = fstpy_loader_new(fstpy_state(Py_TYPE(self)), model, args, kwargs);
+    fstpy_model_end(self);
+    return loader;
+}
+
+static PyObject *get_file_count(PyObject *self, void *closure) {
+    (void)closure;
+    fst_model *model = model_of(self);
+    return model == NULL ? NULL : PyLong_FromSize_t(fst_model_file_count(model));
+}
+
+static Py_ssize_t model_length(PyObject *self) {
+    fst_model *model = model_of(self);
+    return model == NULL ? -1 : (Py_ssize_t)fst_model_tensor_count(model);
+}
+
+static PyGetSetDef model_getset[] = {
+    {"file_count", get_file_count, NULL, "Number of files.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef model_methods[] = {
+    {"names", model_names, METH_NOARGS, "Names of all tensors in file order: a new list."},
+    {"find", model_find, METH_O, "Index of the tensor of that name, or -1."},
+    {"info", model_info, METH_O,
+     "(dtype, shape, bytes, file index, offset from the start of the file) of tensor `index`."},
+    {"metadata", model_metadata, METH_O, "__metadata__ of file `index`, or None without one."},
+    {"file", model_file, METH_O,
+     "(path, bytes, header bytes, tensors, header reads) of file `index`."},
+    {"load", (PyCFunction)(void (*)(void))model_load, METH_VARARGS | METH_KEYWORDS,
+     "Starts a load; see Loader."},
+    {"close", model_close, METH_NOARGS, "Closes the files. Tensors stay valid; twice is fine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot model_slots[] = {
+    {Py_tp_doc, "Model(paths, lenient=False)\n\n"
+                "`paths`: a path (file, index or folder), or a list of files."},
+    {Py_tp_new, model_new},
+    {Py_tp_dealloc, model_dealloc},
+    {Py_tp_getset, model_getset},
+    {Py_tp_methods, model_methods},
+    {Py_sq_length, model_length},
+    {0, NULL},
+};
+
+PyType_Spec fstpy_model_spec = {
+    .name = "fastsafetensors._core.Model",
+    .basicsize = sizeof(model_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = model_slots,
+};
