@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// main() of every C test program.
+#include "check.h"
+
+#include <stdarg.h>
+
+check_test *check_tests;
+bool check_failed;
+const char *check_skip_reason;
+
+void check_register(check_test *test) {
+    check_test **end = &check_tests;
+    while (*end != NULL) end = &(*end)->next;
+    *end = test;
+}
+
+void check_fail(const char *file, int line, const char *format, ...) {
+    va_list arguments;
+    check_failed = true;
+    printf("# %s:%d: ", file, line);
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    printf("\n");
+}
+
+/// With an argument only tests whose names contain it are run.
+int main(int argc, char **argv) {
+    int number = 0, failures = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (check_test *test = check_tests; test != NULL; test = test->next) {
+        if (argc > 1 && strstr(test->name, argv[1]) == NULL) continue;
+        check_failed = false;
+        check_skip_reason = NULL;
+        test->run();
+        failures += check_failed;
+        printf("%sok %d - %s%s%s\n", check_failed ? "not " : "", ++number, test->name,
+               check_skip_reason != NULL ? " # SKIP " : "",
+               check_skip_reason != NULL ? check_skip_reason : "");
+    }
+    printf("1..%d\n", number);
+    return failures > 0;
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Temporary files with known bytes.
+#include "fixture.h"
+
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[256];
+
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *walk) {
+    (void)info;
+    (void)type;
+    (void)walk;
+    return remove(path);
+}
+
+static void remove_folder(void) { nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
+
+const char *fixture_path(const char *name) {
+    static char paths[8][512];
+    static unsigned next;
+    if (folder[0] == '\0') {
+        const char *base = getenv("TMPDIR");
+        snprintf(folder, sizeof folder, "%s/fst-test-XXXXXX", base != NULL ? base : "/tmp");
+        if (mkdtemp(folder) == NULL) abort();
+        atexit(remove_folder);
+    }
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+static void write_all(int fd, const void *bytes, size_t size) {
+    for (size_t done = 0; done < size;) {
+        ssize_t result = write(fd, (const char *)bytes + done, size - done);
+        if (result <= 0) abort();
+        done += (size_t)result;
+    }
+}
+
+static int create(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) abort();
+    return fd;
+}
+
+const char *fixture_file(const char *name, const void *bytes, size_t size) {
+    const char *path = fixture_path(name);
+    int fd = create(path);
+    write_all(fd, bytes, size);
+    close(fd);
+    return path;
+}
+
+uint8_t fixture_byte(uint64_t offset) {
+    uint64_t mixed = (offset + 1) * 0x9e3779b97f4a7c15u;
+    return (uint8_t)(mixed >> 56);
+}
+
+int fixture_matches(const void *bytes, uint64_t offset, uint64_t size) {
+    const uint8_t *byte = bytes;
+    for (uint64_t i = 0; i < size; i++)
+        if (byte[i] != fixture_byte(offset + i)) return 0;
+    return 1;
+}
+
+const char *fixture_model(const char *name, const char *json, uint64_t data_bytes) {
+    const char *path = fixture_path(name);
+    int fd = create(path);
+    uint64_t length = strlen(json);
+    static uint8_t block[1 << 16];
+    write_all(fd, &length, 8);
+    write_all(fd, json, length);
+    for (uint64_t done = 0; done < data_bytes;) {
+        size_t size = data_bytes - done < sizeof block ? (size_t)(data_bytes - done) : sizeof block;
+        for (size_t i = 0; i < size; i++) block[i] = fixture_byte(done + i);
+        write_all(fd, block, size);
+        done += size;
+    }
+    fsync(fd);
+    close(fd);
+    return path;
+}
+
+const char *fixture_tensors(const char *name, size_t tensor_count, uint64_t tensor_bytes) {
+    char *json = malloc(tensor_count * 120 + 16), *end = json;
+    if (json == NULL) abort();
+    *end++ = '{';
+    for (size_t i = 0; i < tensor_count; i++)
+        end += sprintf(end, "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+                       i > 0 ? "," : "", i, (unsigned long long)tensor_bytes,
+                       (unsigned long long)(i * tensor_bytes),
+                       (unsigned long long)((i + 1) * tensor_bytes));
+    *end++ = '}';
+    while ((end - json) % 8 != 0) *end++ = ' ';
+    *end = '\0';
+    const char *path = fixture_model(name, json, tensor_count * tensor_bytes);
+    free(json);
+    return path;
+}
+
+void fixture_evict(const char *path) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) abort();
+    fsync(fd);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+}
+
+void fixture_warm(const char *path) {
+    static char block[1 << 16];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) abort();
+    while (read(fd, block, sizeof block) > 0) {}
+    close(fd);
+}
+
+uint64_t fixture_random(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    uint64_t value = *state ^ (*state >> 29);
+    return value * 0xbf58476d1ce4e5b9u >> 16;
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Files for tests: made in a folder of their own that goes when the program ends.
+#ifndef FIXTURE_H
+#define FIXTURE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/// A path in this program's temporary folder; a static buffer of 8 in turn.
+const char *fixture_path(const char *name);
+
+/// Writes a file of `size` bytes; returns its path.
+const char *fixture_file(const char *name, const void *bytes, size_t size);
+
+/// Writes a safetensors file: length, JSON, and `data_bytes` bytes of fixture_byte().
+const char *fixture_model(const char *name, const char *json, uint64_t data_bytes);
+
+/// Writes a safetensors file of `tensor_count` U8 tensors "t0".."tN" of `tensor_bytes` each.
+const char *fixture_tensors(const char *name, size_t tensor_count, uint64_t tensor_bytes);
+
+/// The byte of the data section at `offset`: differs from its neighbours at every distance that
+/// a misplaced copy could have.
+uint8_t fixture_byte(uint64_t offset);
+
+/// True when `size` bytes are the data section's from `offset` on.
+int fixture_matches(const void *bytes, uint64_t offset, uint64_t size);
+
+/// Tells the kernel to drop the file's pages from the cache.
+void fixture_evict(const char *path);
+/// Reads the file into the cache.
+void fixture_warm(const char *path);
+
+/// Deterministic pseudo-random numbers.
+uint64_t fixture_random(uint64_t *state);
+
+#endif

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Files, residency, engines and the SIGBUS guard.
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "io/io.h"
+
+#define FILE_BYTES ((uint64_t)300000)
+
+static fsti_file *open_pattern(const char *name) {
+    static char json[1] = "";
+    // Eight bytes of length zero come first: byte i of the file is fixture_byte(i - 8).
+    const char *path = fixture_model(name, json, FILE_BYTES - 8);
+    fsti_file *file = NULL;
+    if (fsti_file_open(path, &file, NULL) != FST_OK) abort();
+    return file;
+}
+
+static void read_everywhere(const fsti_io_engine *engine) {
+    fsti_file *file = open_pattern("pattern");
+    char reason[200];
+    if (!engine->usable(file, reason, sizeof reason)) {
+        fsti_file_unref(file);
+        SKIP("the engine does not work here");
+    }
+    enum { DEPTH = 16 };
+    void *lane;
+    CHECK_INT(engine->lane_open(DEPTH, &lane, NULL), FST_OK);
+    char *memory = aligned_alloc(4096, DEPTH * 8192);
+    fsti_read reads[DEPTH];
+    for (int i = 0; i < DEPTH; i++) {
+        reads[i] = (fsti_read){.file = file,
+                               .offset = (uint64_t)i * 16384,
+                               .size = 8192,
+                               .buffer = memory + i * 8192};
+        engine->submit(lane, &reads[i]);
+    }
+    for (int i = 0; i < DEPTH; i++) {
+        fsti_read *read = engine->reap(lane);
+        CHECK(read != NULL);
+        CHECK_INT(read->result, 8192);
+        uint64_t skip = read->offset == 0 ? 8 : 0;
+        CHECK(fixture_matches((const char *)read->data + skip, read->offset + skip - 8,
+                              8192 - skip));
+    }
+    CHECK(engine->reap(lane) == NULL);
+    engine->lane_close(lane);
+    free(memory);
+    fsti_file_unref(file);
+}
+
+TEST(pread_reads) { read_everywhere(&fsti_io_engine_pread); }
+TEST(direct_reads) { read_everywhere(&fsti_io_engine_direct); }
+TEST(uring_reads) { read_everywhere(&fsti_io_engine_uring); }
+TEST(mmap_reads) { read_everywhere(&fsti_io_engine_mmap); }
+
+TEST(refuses_what_is_no_regular_file) {
+    fsti_file *file;
+    fst_error error;
+    CHECK_INT(fsti_file_open(fixture_path("none"), &file, &error), FST_E_NOT_FOUND);
+    CHECK_INT(fsti_file_open(fixture_path("."), &file, &error), FST_E_NOT_REGULAR);
+    CHECK_CONTAINS(error.message, "folder");
+    const char *fifo = fixture_path("fifo");
+    CHECK_INT(mkfifo(fifo, 0600), 0);
+    CHECK_INT(fsti_file_open(fifo, &file, &error), FST_E_NOT_REGULAR); // without blocking
+    CHECK_CONTAINS(error.message, "FIFO");
+    CHECK_INT(fsti_file_open("/dev/null", &file, &error), FST_E_NOT_REGULAR);
+    CHECK_CONTAINS(error.message, "device");
+    if (geteuid() != 0) {
+        const char *path = fixture_file("secret", "x", 1);
+        chmod(path, 0);
+        CHECK_INT(fsti_file_open(path, &file, &error), FST_E_PERMISSION);
+    }
+}
+
+TEST(change_is_noticed) {
+    fsti_file *file = open_pattern("changing");
+    const char *path = fixture_path("changing");
+    fst_error error;
+    CHECK_INT(fsti_file_check(file, &error), FST_OK);
+    // Replaced by rename: our descriptor still reads the old file, whole.
+    const char *other = fixture_file("other", "abc", 3);
+    CHECK_INT(rename(other, path), 0);
+    CHECK_INT(fsti_file_check(file, &error), FST_OK);
+    fsti_file_unref(file);
+    file = open_pattern("changing");
+    CHECK_INT(truncate(path, 100), 0);
+    CHECK_INT(fsti_file_check(file, &error), FST_E_FILE_CHANGED);
+    CHECK_CONTAINS(error.message, "now 100");
+    fsti_file_unref(file);
+    file = open_pattern("changing");
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = 1000}};
+    CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
+    CHECK_INT(fsti_file_check(file, &error), FST_E_FILE_CHANGED);
+    fsti_file_unref(file);
+}
+
+TEST(residency_by_either_call) {
+    fsti_file *file = open_pattern("resident");
+    for (int hidden = 0; hidden < 2; hidden++) {
+        fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
+        fixture_warm(fixture_path("resident"));
+        CHECK_INT(fsti_file_resident(file, 0, FILE_BYTES), FILE_BYTES);
+        CHECK_INT(fsti_file_resident(file, 5000, 5000), 0);
+        fixture_evict(fixture_path("resident"));
+        if (fsti_file_resident(file, 0, FILE_BYTES) > 0) {
+            fsti_io_hide(0);
+            fsti_file_unref(file);
+            SKIP("this file system does not evict on request");
+        }
+    }
+    fsti_io_hide(0);
+    fsti_file_unref(file);
+}
+
+TEST(choice_falls_back_step_by_step) {
+    fsti_file *file;
+    fsti_io_choice choice;
+    static const struct {
+        unsigned hidden;
+        const fsti_io_engine *absent;
+    } cases[] = {
+        {0, &fsti_io_engine_uring},
+        {FSTI_IO_HIDE_URING, &fsti_io_engine_direct},
+        {FSTI_IO_HIDE_URING | FSTI_IO_HIDE_DIRECT, &fsti_io_engine_pread},
+    };
+    char reason[200];
+    file = open_pattern("choice");
+    bool all = fsti_io_engine_uring.usable(file, reason, sizeof reason);
+    fsti_file_unref(file);
+    if (!all) SKIP("io_uring or O_DIRECT does not work here");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_io_hide(cases[i].hidden);
+        file = open_pattern("choice"); // probes are kept per file
+        CHECK_INT(fsti_io_choose(file, FST_ENGINE_AUTO, true, &choice, NULL), FST_OK);
+        CHECK(choice.absent == cases[i].absent);
+        CHECK(choice.resident == &fsti_io_engine_mmap);
+        CHECK(choice.reason[0] != '\0');
+        fst_error error;
+        if (cases[i].hidden != 0) {
+            CHECK_INT(fsti_io_choose(file, FST_ENGINE_URING, true, &choice, &error),
+                      FST_E_UNSUPPORTED);
+            CHECK_CONTAINS(error.message, "uring");
+        }
+        fsti_file_unref(file);
+    }
+    fsti_io_hide(0);
+    file = open_pattern("choice");
+    CHECK_INT(fsti_io_choose(file, FST_ENGINE_AUTO, false, &choice, NULL), FST_OK);
+    CHECK(choice.resident == &fsti_io_engine_pread);
+    fsti_file_unref(file);
+}
+
+TEST(tmpfs_is_not_read_direct) {
+    if (access("/dev/shm", W_OK) != 0) SKIP("no /dev/shm");
+    char path[] = "/dev/shm/fst-test-XXXXXX", reason[200];
+    int fd = mkstemp(path);
+    if (fd < 0) SKIP("no file can be made in /dev/shm");
+    CHECK_INT(write(fd, "x", 1), 1);
+    close(fd);
+    fsti_file *file;
+    CHECK_INT(fsti_file_open(path, &file, NULL), FST_OK);
+    unlink(path);
+    CHECK(!fsti_io_engine_direct.usable(file, reason, sizeof reason));
+    CHECK_CONTAINS(reason, "memory");
+    fsti_file_unref(file);
+}
+
+static volatile char sink;
+
+static void touch_last_page(void *context) {
+    const char *mapping = context;
+    sink = mapping[FILE_BYTES - 1];
+}
+
+TEST(guard_survives_a_file_that_shrinks) {
+    fsti_file *file = open_pattern("shrinking");
+    void *mapping;
+    CHECK(fsti_io_guard_ready());
+    CHECK_INT(fsti_file_map_private(file, false, &mapping, NULL), FST_OK);
+    CHECK(fsti_io_guarded(touch_last_page, mapping, mapping, FILE_BYTES));
+    CHECK_INT(truncate(fixture_path("shrinking"), 4096), 0);
+    CHECK(!fsti_io_guarded(touch_last_page, mapping, mapping, FILE_BYTES));
+    CHECK(!fsti_io_guarded(touch_last_page, mapping, mapping, FILE_BYTES)); // and once more
+    fst_error error;
+    CHECK_INT(fsti_file_populate(file, mapping, 0, FILE_BYTES, &error), FST_E_FILE_CHANGED);
+    fsti_io_unmap(mapping, FILE_BYTES);
+    fsti_file_unref(file);
+}
+
+static volatile sig_atomic_t foreign_signals;
+
+static void count_signal(int number) {
+    (void)number;
+    foreign_signals++;
+}
+
+TEST(guard_reports_being_replaced) {
+    struct sigaction mine = {.sa_handler = count_signal}, before;
+    CHECK(fsti_io_guard_ready());
+    CHECK_INT(sigaction(SIGBUS, &mine, &before), 0);
+    CHECK(!fsti_io_guard_ready());
+    CHECK_INT(sigaction(SIGBUS, &before, NULL), 0);
+    CHECK(fsti_io_guard_ready());
+}

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Plans: every byte asked for arrives at its place, no more is read than allowed, and pages agree.
+/// A plan is carried out in memory and compared with plain loops over the indices.
+#include "check.h"
+#include "fixture.h"
+#include "plan/plan.h"
+
+/// A header of tensors of any shape, one behind the other.
+typedef struct model {
+    fsti_header header;
+    fsti_tensor tensors[64];
+    uint64_t shapes[256];
+    char names[64];
+    uint64_t shape_count;
+} model;
+
+static void add_tensor(model *m, fst_dtype dtype, uint32_t rank, const uint64_t *shape) {
+    fsti_header *header = &m->header;
+    fsti_tensor *tensor = &m->tensors[header->tensor_count++];
+    uint64_t count = 1, bytes = 0;
+    for (uint32_t i = 0; i < rank; i++) {
+        m->shapes[m->shape_count + i] = shape[i];
+        count *= shape[i];
+    }
+    if (fsti_dtype_size(dtype, count, &bytes) != FST_OK) abort();
+    *tensor = (fsti_tensor){.begin = header->data_bytes,
+                            .end = header->data_bytes + bytes,
+                            .shape_at = (uint32_t)m->shape_count,
+                            .rank = rank,
+                            .name_size = 1,
+                            .dtype = (uint8_t)dtype};
+    m->shape_count += rank;
+    header->data_bytes += bytes;
+}
+
+static void init_model(model *m, uint64_t data_begin) {
+    memset(m, 0, sizeof *m);
+    m->names[0] = 't';
+    m->header = (fsti_header){
+        .tensors = m->tensors, .shapes = m->shapes, .bytes = m->names, .data_begin = data_begin};
+}
+
+static const fsti_plan_rules plain_rules = {
+    .order = FST_ORDER_FILE, .batch_bytes_max = UINT64_MAX, .coalesce_gap_bytes = 4096};
+
+/// Carries the plan out: chunk by chunk, as the transfer room does. Returns the batch buffers.
+static char **execute(const fsti_plan *plan) {
+    char **buffers = calloc(plan->batch_count + 1, sizeof *buffers);
+    for (size_t i = 0; i < plan->batch_count; i++)
+        buffers[i] = malloc(plan->batches[i].buffer_bytes + 1);
+    for (size_t c = 0; c < plan->chunk_count; c++) {
+        const fsti_plan_chunk *chunk = &plan->chunks[c];
+        const fsti_plan_extent *extent = &plan->extents[chunk->extent];
+        if (extent->linear) {
+            for (uint64_t at = chunk->begin; at < chunk->end; at++)
+                buffers[extent->batch][extent->buffer_offset + (at - extent->begin)] =
+                    (char)fixture_byte(at);
+            continue;
+        }
+        for (size_t s = 0; s < extent->segment_count; s++) {
+            const fsti_plan_segment *segment = &plan->segments[extent->segment_first + s];
+            char *target =
+                fsti_plan_item_address(&plan->items[segment->item], buffers[extent->batch]);
+            for (uint32_t run = 0; run < segment->run_count; run++)
+                for (uint64_t i = 0; i < segment->run_bytes; i++) {
+                    uint64_t at = segment->file_offset + run * segment->stride_bytes + i;
+                    if (at >= chunk->begin && at < chunk->end)
+                        target[segment->item_offset + run * segment->run_bytes + i] =
+                            (char)fixture_byte(at);
+                }
+        }
+    }
+    return buffers;
+}
+
+static void free_buffers(const fsti_plan *plan, char **buffers) {
+    for (size_t i = 0; i < plan->batch_count; i++) free(buffers[i]);
+    free(buffers);
+}
+
+/// The slice's bytes by definition: all index tuples in row-major order. Whole bytes per element.
+static int slice_matches(const model *m, const fsti_plan_want *want, const char *bytes) {
+    const fsti_tensor *tensor = &m->tensors[want->tensor];
+    const uint64_t *shape = m->shapes + tensor->shape_at;
+    uint64_t element = fsti_dtype_bits((fst_dtype)tensor->dtype) / 8, index[8] = {0}, done = 0;
+    uint64_t base = m->header.data_begin + tensor->begin;
+    if (want->slice_begin == NULL) return fixture_matches(bytes, base, tensor->end - tensor->begin);
+    for (uint32_t d = 0; d < tensor->rank; d++) {
+        if (want->slice_begin[d] >= want->slice_end[d]) return 1;
+        index[d] = want->slice_begin[d];
+    }
+    for (;;) {
+        uint64_t place = 0;
+        for (uint32_t d = 0; d < tensor->rank; d++) place = place * shape[d] + index[d];
+        if (!fixture_matches(bytes + done, base + place * element, element)) return 0;
+        done += element;
+        uint32_t d = tensor->rank;
+        while (d > 0 && ++index[d - 1] == want->slice_end[d - 1]) {
+            index[d - 1] = want->slice_begin[d - 1];
+            d--;
+        }
+        if (d == 0) return 1;
+    }
+}
+
+/// What must hold for every plan.
+static const char *broken_invariant(const fsti_plan *plan, const model *m) {
+    for (size_t i = 0; i < plan->extent_count; i++) {
+        const fsti_plan_extent *extent = &plan->extents[i];
+        if (extent->begin >= extent->end) return "empty extent";
+        if (extent->linear && extent->buffer_offset % 4096 != extent->begin % 4096)
+            return "pages disagree";
+        const fsti_plan_batch *batch = &plan->batches[extent->batch];
+        if (extent->linear &&
+            fsti_align_up(extent->buffer_offset + extent->end - extent->begin, 4096) >
+                batch->buffer_bytes)
+            return "no room for the last page";
+    }
+    for (size_t i = 0; i < plan->item_count; i++) {
+        const fsti_plan_item *item = &plan->items[i];
+        const fsti_plan_batch *batch = &plan->batches[item->batch];
+        uint32_t alignment =
+            fsti_dtype_alignment((fst_dtype)m->header.tensors[item->tensor].dtype);
+        if (item->destination == NULL && item->buffer_offset % alignment != 0)
+            return "misaligned tensor";
+        if (item->destination == NULL && item->buffer_offset + item->size_bytes > batch->buffer_bytes)
+            return "item outside of its buffer";
+    }
+    uint64_t chunk_bytes = 0;
+    for (size_t i = 0; i < plan->chunk_count; i++) {
+        const fsti_plan_chunk *chunk = &plan->chunks[i];
+        if (chunk->end - chunk->begin > FSTI_PLAN_CHUNK_BYTES) return "chunk too large";
+        chunk_bytes += chunk->end - chunk->begin;
+    }
+    return chunk_bytes == plan->bytes_planned ? NULL : "chunks do not cover the extents";
+}
+
+static void check_plan(const model *m, const fsti_plan_want *wants, size_t count,
+                       const fsti_plan_rules *rules) {
+    const fsti_header *headers[1] = {&m->header};
+    fsti_plan plan;
+    fst_error error = {0};
+    CHECK_INT(fsti_plan_make(headers, wants, count, rules, &plan, &error), FST_OK);
+    const char *broken = broken_invariant(&plan, m);
+    CHECK_TEXT(broken == NULL ? "ok" : broken, "ok");
+    char **buffers = execute(&plan);
+    for (size_t i = 0; i < count; i++) {
+        const fsti_plan_item *item = &plan.items[i];
+        const char *bytes = fsti_plan_item_address(item, buffers[item->batch]);
+        if (item->size_bytes > 0 && !slice_matches(m, &wants[i], bytes))
+            check_fail(__FILE__, __LINE__, "item %zu has wrong bytes", i);
+    }
+    free_buffers(&plan, buffers);
+    fsti_plan_clear(&plan);
+}
+
+/// All slices of all shapes up to 3 x 3 x 3, at aligned and odd places.
+TEST(every_small_slice) {
+    static const fst_dtype dtypes[] = {FST_DTYPE_U8, FST_DTYPE_F16, FST_DTYPE_F64};
+    for (int place = 0; place < 3; place++) {
+        model m;
+        init_model(&m, 800 + (uint64_t)place);
+        uint64_t three[3] = {3, 3, 3};
+        add_tensor(&m, dtypes[place], 3, three);
+        for (int code = 0; code < 1000; code++) {
+            // begin and end of each dimension: the ten pairs 0 <= b <= e <= 3
+            static const uint8_t pairs[10][2] = {{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 1},
+                                                 {1, 2}, {1, 3}, {2, 2}, {2, 3}, {3, 3}};
+            uint64_t begin[3], end[3];
+            for (int d = 0, rest = code; d < 3; d++, rest /= 10) {
+                begin[d] = pairs[rest % 10][0];
+                end[d] = pairs[rest % 10][1];
+            }
+            fsti_plan_want want = {.slice_begin = begin, .slice_end = end};
+            for (int gap = 0; gap < 2; gap++) {
+                fsti_plan_rules rules = plain_rules;
+                rules.coalesce_gap_bytes = gap ? 4096 : 0;
+                check_plan(&m, &want, 1, &rules);
+                if (check_failed) return;
+            }
+        }
+    }
+}
+
+/// Requests of random tensors and slices, overlapping ones and ones with destinations too.
+TEST(random_requests) {
+    uint64_t random = 42;
+    for (int round = 0; round < 300; round++) {
+        model m;
+        init_model(&m, 8 + fixture_random(&random) % 5000);
+        size_t tensor_count = 1 + fixture_random(&random) % 12, want_count = 0;
+        for (size_t i = 0; i < tensor_count; i++) {
+            static const fst_dtype dtypes[] = {FST_DTYPE_U8, FST_DTYPE_BF16, FST_DTYPE_F32,
+                                               FST_DTYPE_I64};
+            uint64_t shape[4] = {0};
+            uint32_t rank = (uint32_t)(fixture_random(&random) % 5);
+            for (uint32_t d = 0; d < rank; d++) shape[d] = fixture_random(&random) % 17;
+            add_tensor(&m, dtypes[fixture_random(&random) % 4], rank, shape);
+        }
+        fsti_plan_want wants[24] = {{0}};
+        uint64_t numbers[24][8];
+        char *memory[24] = {0};
+        for (; want_count < fixture_random(&random) % 24; want_count++) {
+            fsti_plan_want *want = &wants[want_count];
+            want->tensor = (uint32_t)(fixture_random(&random) % tensor_count);
+            const fsti_tensor *tensor = &m.tensors[want->tensor];
+            uint64_t bytes = fsti_dtype_bits((fst_dtype)tensor->dtype) / 8;
+            for (uint32_t d = 0; d < tensor->rank; d++) {
+                uint64_t size = m.shapes[tensor->shape_at + d];
+                uint64_t begin = fixture_random(&random) % (size + 1);
+                numbers[want_count][d] = begin;
+                numbers[want_count][4 + d] = begin + fixture_random(&random) % (size - begin + 1);
+                bytes *= numbers[want_count][4 + d] - begin;
+            }
+            if (fixture_random(&random) % 2) {
+                want->slice_begin = numbers[want_count];
+                want->slice_end = numbers[want_count] + 4;
+            } else {
+                bytes = tensor->end - tensor->begin;
+            }
+            if (fixture_random(&random) % 3 == 0) {
+                want->destination = memory[want_count] = malloc(bytes + 1);
+                want->destination_bytes = bytes;
+            }
+        }
+        static const uint64_t gaps[] = {0, 1, 64, 4096, 1 << 20};
+        static const uint64_t limits[] = {UINT64_MAX, 1 << 16, 20000};
+        fsti_plan_rules rules = {.order = (fst_order)(fixture_random(&random) % 2),
+                                 .batch_bytes_max = limits[fixture_random(&random) % 3],
+                                 .coalesce_gap_bytes = gaps[fixture_random(&random) % 5]};
+        check_plan(&m, wants, want_count, &rules);
+        for (size_t i = 0; i < want_count; i++) free(memory[i]);
+        if (check_failed) return;
+    }
+}
+
+TEST(large_linear_extent_is_cut_in_chunks) {
+    model m;
+    init_model(&m, 4000);
+    uint64_t shape[1] = {(40u << 20) / 8 + 3};
+    add_tensor(&m, FST_DTYPE_F64, 1, shape);
+    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_want want = {0};
+    fsti_plan plan;
+    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.extent_count, 1);
+    CHECK(plan.extents[0].linear);
+    CHECK_INT(plan.chunk_count, 6);
+    // Interior borders fall on the buffer's multiples of 8 MiB: no two threads share a huge page.
+    for (size_t i = 1; i < plan.chunk_count; i++)
+        CHECK_INT((plan.chunks[i].begin - plan.extents[0].begin + plan.extents[0].buffer_offset) %
+                      FSTI_PLAN_CHUNK_BYTES,
+                  0);
+    CHECK_INT(plan.items[0].chunk_first, 0);
+    CHECK_INT(plan.items[0].chunk_end, 6);
+    CHECK_INT(plan.bytes_planned, plan.bytes_requested);
+    fsti_plan_clear(&plan);
+}
+
+TEST(over_read_is_bounded) {
+    model m;
+    init_model(&m, 64);
+    uint64_t small[1] = {1000}, gap[1] = {5000};
+    for (int i = 0; i < 10; i++) add_tensor(&m, FST_DTYPE_U8, 1, i % 2 ? gap : small);
+    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_want wants[5] = {{0}};
+    for (uint32_t i = 0; i < 5; i++) wants[i].tensor = 2 * i;
+    fsti_plan plan;
+    fsti_plan_rules rules = plain_rules;
+    rules.coalesce_gap_bytes = 4999;
+    CHECK_INT(fsti_plan_make(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.extent_count, 5);
+    CHECK_INT(plan.bytes_planned, 5000);
+    fsti_plan_clear(&plan);
+    rules.coalesce_gap_bytes = 5000;
+    CHECK_INT(fsti_plan_make(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.extent_count, 1);
+    CHECK_INT(plan.bytes_planned, 5 * 1000 + 4 * 5000);
+    fsti_plan_clear(&plan);
+}
+
+TEST(half_of_a_matrix) {
+    model m;
+    init_model(&m, 4096);
+    uint64_t shape[2] = {1024, 65536};
+    add_tensor(&m, FST_DTYPE_F32, 2, shape);
+    const fsti_header *headers[1] = {&m.header};
+    uint64_t zero[2] = {0, 0}, rows[2] = {512, 65536}, columns[2] = {1024, 32768};
+    fsti_plan_want want = {.slice_begin = zero, .slice_end = rows};
+    fsti_plan plan;
+    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK(plan.extents[0].linear); // rows are one piece
+    CHECK_INT(plan.bytes_planned, plan.bytes_requested);
+    fsti_plan_clear(&plan);
+    want.slice_end = columns;
+    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.segment_count, 1024);
+    CHECK_INT(plan.bytes_planned, plan.bytes_requested);
+    fsti_plan_clear(&plan);
+}
+
+TEST(misaligned_tensors_do_not_spoil_large_ones) {
+    model m;
+    init_model(&m, 4096);
+    uint64_t three[1] = {3}, large[1] = {4 << 20};
+    add_tensor(&m, FST_DTYPE_F32, 1, large);
+    add_tensor(&m, FST_DTYPE_U8, 1, three);
+    add_tensor(&m, FST_DTYPE_F32, 1, three); // at an odd offset
+    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_want wants[3] = {{0}};
+    for (uint32_t i = 0; i < 3; i++) wants[i].tensor = i;
+    fsti_plan plan;
+    CHECK_INT(fsti_plan_make(headers, wants, 3, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.extent_count, 2);
+    CHECK(plan.extents[0].linear);
+    CHECK(!plan.extents[1].linear);
+    CHECK_INT(plan.items[2].buffer_offset % 64, 0);
+    fsti_plan_clear(&plan);
+}
+
+TEST(order_and_batches) {
+    model m;
+    init_model(&m, 4096);
+    uint64_t shape[1] = {100000};
+    for (int i = 0; i < 8; i++) add_tensor(&m, FST_DTYPE_U8, 1, shape);
+    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_want wants[8] = {{0}};
+    for (uint32_t i = 0; i < 8; i++) wants[i].tensor = 7 - i;
+    fsti_plan plan;
+    fsti_plan_rules rules = {FST_ORDER_REQUEST, 250000, 0};
+    CHECK_INT(fsti_plan_make(headers, wants, 8, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.batch_count, 4);
+    for (uint32_t i = 0; i < 8; i++) CHECK_INT(plan.delivery[i], i);
+    // Within a batch the file order is read: one extent for two neighbours.
+    CHECK_INT(plan.extent_count, 4);
+    fsti_plan_clear(&plan);
+    rules.order = FST_ORDER_FILE;
+    CHECK_INT(fsti_plan_make(headers, wants, 8, &rules, &plan, NULL), FST_OK);
+    for (uint32_t i = 0; i < 8; i++) CHECK_INT(plan.delivery[i], 7 - i);
+    fsti_plan_clear(&plan);
+}
+
+TEST(wrong_requests) {
+    model m;
+    init_model(&m, 8);
+    uint64_t shape[2] = {4, 3};
+    add_tensor(&m, FST_DTYPE_F32, 2, shape);
+    add_tensor(&m, FST_DTYPE_F4, 2, (uint64_t[]){4, 3});
+    const fsti_header *headers[1] = {&m.header};
+    uint64_t zero[2] = {0, 0}, beyond[2] = {5, 3}, one[2] = {1, 3}, two[2] = {2, 3}, inner[2] = {4, 2};
+    char memory[64];
+    const struct {
+        fsti_plan_want want;
+        fst_status status;
+    } cases[] = {
+        {{.slice_begin = zero, .slice_end = beyond}, FST_E_ARGUMENT},
+        {{.slice_begin = two, .slice_end = one}, FST_E_ARGUMENT},
+        {{.destination = memory, .destination_bytes = 47}, FST_E_ARGUMENT},
+        {{.destination = memory, .destination_bytes = 48}, FST_OK},
+        {{.tensor = 1, .slice_begin = zero, .slice_end = one}, FST_E_MISALIGNED_SLICE},
+        {{.tensor = 1, .slice_begin = zero, .slice_end = inner}, FST_E_MISALIGNED_SLICE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_plan plan;
+        fst_error error = {0};
+        CHECK_INT(fsti_plan_make(headers, &cases[i].want, 1, &plain_rules, &plan, &error),
+                  cases[i].status);
+        if (cases[i].status == FST_OK)
+            fsti_plan_clear(&plan);
+        else
+            CHECK_TEXT(error.tensor, "t");
+    }
+}
+
+TEST(every_allocation_may_fail) {
+    model m;
+    init_model(&m, 8);
+    uint64_t shape[3] = {4, 4, 4}, begin[3] = {1, 1, 1}, end[3] = {3, 3, 3};
+    add_tensor(&m, FST_DTYPE_F32, 3, shape);
+    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_want wants[2] = {{.slice_begin = begin, .slice_end = end}, {0}};
+    long live = fsti_alloc_live(), n = 0;
+    fst_status status;
+    do {
+        fsti_plan plan;
+        fsti_alloc_fail_after(n++);
+        status = fsti_plan_make(headers, wants, 2, &plain_rules, &plan, NULL);
+        fsti_alloc_fail_after(-1);
+        CHECK(status == FST_OK || status == FST_E_NO_MEMORY);
+        if (status == FST_OK) fsti_plan_clear(&plan);
+        CHECK_INT(fsti_alloc_live(), live);
+    } while (status != FST_OK);
+    CHECK(n > 8);
+}
+
+static int keeps_large(void *context, const fst_tensor_info *info) {
+    return info->size_bytes >= *(uint64_t *)context;
+}
+
+TEST(selection) {
+    static const char *const globs[] = {"*.weight", "head[12].?"};
+    uint64_t limit = 10;
+    fsti_plan_selection any = {0}, by_glob = {.globs = globs, .glob_count = 2};
+    fsti_plan_selection by_both = {.globs = globs,
+                                   .glob_count = 2,
+                                   .predicate = keeps_large,
+                                   .predicate_context = &limit};
+    fst_tensor_info weight = {.name = "a.b.weight", .size_bytes = 9};
+    fst_tensor_info head = {.name = "head2.x", .size_bytes = 10};
+    fst_tensor_info other = {.name = "head3.x", .size_bytes = 10};
+    CHECK(fsti_plan_selects(&any, &other));
+    CHECK(fsti_plan_selects(&by_glob, &weight) && fsti_plan_selects(&by_glob, &head));
+    CHECK(!fsti_plan_selects(&by_glob, &other));
+    CHECK(!fsti_plan_selects(&by_both, &weight) && fsti_plan_selects(&by_both, &head));
+}
