@@ -59,8 +59,9 @@ typedef struct fst_request_item {
     size_t destination_bytes; ///< must equal the bytes of the tensor or slice
 } fst_request_item;
 
-/// What the loader tells while it works, from one of its threads: `done` of `total`.
-/// Return 0 to go on, anything else to cancel. It must not call into the same loader.
+/// What the loader tells while it works, from one of its threads, one call at a time and none
+/// after fst_loader_close(): `done` of `total`. Return 0 to go on, anything else to cancel. It must
+/// not call into the same loader.
 typedef int (*fst_progress_callback)(void *context, uint64_t bytes_done, uint64_t bytes_total,
                                      size_t tensors_done, size_t tensors_total);
 

@@ -24,11 +24,16 @@ const fsti_io_engine *fsti_io_engine_get(fst_engine engine) {
     return (unsigned)engine < FST_ENGINE_COUNT ? engines[engine] : NULL;
 }
 
-static fst_status choose_forced(fsti_file *file, fst_engine forced, fsti_io_choice *out,
-                                fst_error *error) {
+static fst_status choose_forced(fsti_file *file, fst_engine forced, bool guard_allowed,
+                                fsti_io_choice *out, fst_error *error) {
     const fsti_io_engine *engine = fsti_io_engine_get(forced);
     char reason[160];
-    if (!engine->usable(file, reason, sizeof reason)) {
+    bool usable = engine->usable(file, reason, sizeof reason);
+    if (usable && engine->is_mapped && !(guard_allowed && fsti_io_guard_ready())) {
+        usable = false;
+        snprintf(reason, sizeof reason, "there is no SIGBUS guard");
+    }
+    if (!usable) {
         fsti_error_place place = FSTI_NOWHERE;
         place.file = fsti_file_path(file);
         return fsti_error_set(error, FST_E_UNSUPPORTED, place, "engine %s can't be used: %s",
@@ -41,7 +46,7 @@ static fst_status choose_forced(fsti_file *file, fst_engine forced, fsti_io_choi
 
 fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed,
                           fsti_io_choice *out, fst_error *error) {
-    if (forced != FST_ENGINE_AUTO) return choose_forced(file, forced, out, error);
+    if (forced != FST_ENGINE_AUTO) return choose_forced(file, forced, guard_allowed, out, error);
     char why_absent[160], why_uring[160];
     const char *why_resident = "cached chunks are copied from a mapping";
     out->absent = &fsti_io_engine_pread;
@@ -51,7 +56,7 @@ fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed
         out->absent = async ? &fsti_io_engine_uring : &fsti_io_engine_direct;
         if (!async) snprintf(why_absent, sizeof why_absent, "%.150s", why_uring);
     }
-    if (!guard_allowed || !fsti_io_guard_ready()) {
+    if (!(guard_allowed && fsti_io_guard_ready())) {
         out->resident = &fsti_io_engine_pread;
         why_resident = "cached chunks are read with pread: no SIGBUS guard";
     } else if (fsti_io_file_mapping(file) == NULL) {

@@ -138,6 +138,14 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     init_locks(pipeline);
     fst_status status = prepare(pipeline, count_files(job->plan), error);
     if (status == FST_OK) {
+        // Before any thread runs: what fits is admitted when the load is open, not some time later.
+        fsti_pipeline_admit(pipeline);
+        if (pipeline->has_failed) {
+            if (error != NULL) *error = pipeline->error;
+            status = pipeline->error.status;
+        }
+    }
+    if (status == FST_OK) {
         bool small = job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
         if (small)
             fsti_worker_run(pipeline, 0); // a failure is kept for the first wait

@@ -63,6 +63,9 @@ struct fsti_pipeline {
 /// Records the first failure and stops the work.
 void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 
+/// Gives memory to the batches that the budget allows now.
+void fsti_pipeline_admit(fsti_pipeline *pipeline);
+
 /// A pending chunk for a worker: of `preferred` kind first, the other kind if `may_steal`. With
 /// `block` it waits for memory to be admitted. UINT32_MAX: none now, or none any more.
 /// *populate is a chunk whose place a helper should make instead, or UINT32_MAX.

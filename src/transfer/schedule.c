@@ -108,6 +108,12 @@ static uint32_t take_now(fsti_pipeline *pipeline, const chunk_wish *wish) {
     return chunk;
 }
 
+void fsti_pipeline_admit(fsti_pipeline *pipeline) {
+    pthread_mutex_lock(&pipeline->lock);
+    admit_batches(pipeline);
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
 uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate) {
     uint32_t chunk = UINT32_MAX;
     *populate = UINT32_MAX;
@@ -161,8 +167,10 @@ static void report_progress(fsti_pipeline *pipeline) {
     pthread_mutex_lock(&pipeline->lock);
     uint64_t bytes = pipeline->bytes_done;
     size_t items = pipeline->items_done;
+    bool is_complete = pipeline->chunks_done == job->plan->chunk_count;
     pthread_mutex_unlock(&pipeline->lock);
-    if (!atomic_load(&pipeline->stop) &&
+    // A load that is closed at once when it is complete still reports that it was.
+    if ((is_complete || !atomic_load(&pipeline->stop)) &&
         job->progress(job->progress_context, bytes, job->plan->bytes_planned, items,
                       job->plan->item_count) != 0)
         fsti_pipeline_cancel(pipeline);

@@ -144,7 +144,11 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
     uint64_t size = block->end - block->begin;
-    const char *whole = lane->engine->is_mapped ? block->read.data : block->target;
+    // A read that took several attempts has moved on; where it began is where the block begins.
+    const char *whole = lane->engine->is_mapped
+                            ? (const char *)block->read.data -
+                                  (block->read.offset - block->read_begin)
+                            : block->target;
     copy_order order = {.plan = pipeline->job.plan,
                         .extent = extent,
                         .buffer = buffer == NULL ? NULL : buffer->data,

@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loading through the public header: modes, streams, slices, destinations, lifetime, budgets.
+#include <fastsafetensors.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define COUNT 32
+#define BYTES ((uint64_t)500000)
+
+static fst_load_options options_of(fst_load_mode mode) {
+    return (fst_load_options){.struct_size = sizeof(fst_load_options), .mode = mode};
+}
+
+static fst_model *open_tensors(void) {
+    fst_model *model = NULL;
+    if (fst_model_open(fixture_tensors("tensors", COUNT, BYTES), NULL, &model, NULL) != FST_OK)
+        abort();
+    return model;
+}
+
+static fst_tensor_view view_of(const fst_tensor *tensor) {
+    fst_tensor_view view = {0};
+    if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) abort();
+    return view;
+}
+
+static int is_tensor(const fst_tensor *tensor, size_t index) {
+    fst_tensor_view view = view_of(tensor);
+    return view.size_bytes == BYTES && fixture_matches(view.data, index * BYTES, BYTES);
+}
+
+TEST(tensors_outlive_everything) {
+    for (int mode = FST_MODE_LOAD; mode <= FST_MODE_MAP; mode++) {
+        fst_model *model = open_tensors();
+        fst_load_options options = options_of((fst_load_mode)mode);
+        fst_loader *loader;
+        fst_tensor *held[COUNT];
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        fst_model_close(model);
+        for (size_t i = 0; i < COUNT; i++)
+            CHECK_INT(fst_loader_next(loader, -1, &held[i], NULL), FST_OK);
+        fst_tensor *none;
+        CHECK_INT(fst_loader_next(loader, -1, &none, NULL), FST_END);
+        CHECK(none == NULL);
+        fst_loader_close(loader);
+        unlink(fixture_path("tensors"));
+        for (size_t i = 0; i < COUNT; i++) {
+            CHECK(is_tensor(held[i], i));
+            ((char *)view_of(held[i]).data)[0] ^= 1; // ours to write to
+            fst_tensor_unref(held[i]);
+        }
+        size_t buffers;
+        uint64_t bytes;
+        fst_live_buffers(&buffers, &bytes);
+        CHECK_INT(buffers, 0);
+        CHECK_INT(bytes, 0);
+    }
+}
+
+TEST(stores_to_views_stay_private) {
+    fst_model *model = open_tensors();
+    fst_load_options options = options_of(FST_MODE_MAP);
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 0, &tensor, NULL), FST_OK);
+    memset(view_of(tensor).data, 0, 100);
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    CHECK_INT(fst_model_open(fixture_path("tensors"), NULL, &model, NULL), FST_OK);
+    options.map_read_only = 1;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 0, &tensor, NULL), FST_OK);
+    CHECK(is_tensor(tensor, 0));
+    CHECK_INT(view_of(tensor).writable, 0);
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+TEST(random_access_while_streaming_within_a_budget) {
+    fst_model *model = open_tensors();
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 4 * BYTES;
+    fst_loader *loader;
+    fst_error error;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, &error), FST_E_ARGUMENT);
+    for (size_t i = 0; i < COUNT; i++) {
+        fst_tensor *next, *other;
+        CHECK_INT(fst_loader_next(loader, -1, &next, &error), FST_OK);
+        CHECK(is_tensor(next, i));
+        // One that is long gone, one that is far ahead, one by name.
+        size_t any = i * 7 % COUNT;
+        CHECK_INT(fst_loader_item(loader, any, &other, &error), FST_OK);
+        CHECK(is_tensor(other, any));
+        fst_tensor_unref(other);
+        CHECK_INT(fst_loader_tensor(loader, "t31", SIZE_MAX, &other, &error), FST_OK);
+        CHECK(is_tensor(other, 31));
+        fst_tensor_unref(other);
+        fst_tensor_unref(next);
+    }
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    CHECK(stats.buffer_bytes_peak <= 4 * BYTES);
+    CHECK_INT(stats.bytes_read, COUNT * BYTES);
+    fst_loader_close(loader);
+    options.budget_bytes = BYTES - 1;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_BUDGET);
+    CHECK(error.tensor[0] == 't');
+    fst_model_close(model);
+}
+
+TEST(order_of_the_request) {
+    fst_model *model = open_tensors();
+    fst_request_item items[COUNT] = {{0}};
+    for (size_t i = 0; i < COUNT; i++) items[i].tensor_index = (i * 5 + 3) % COUNT;
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.items = items;
+    options.item_count = COUNT;
+    options.order = FST_ORDER_REQUEST;
+    fst_loader *loader;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    for (size_t i = 0; i < COUNT; i++) {
+        fst_tensor *tensor;
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        CHECK(is_tensor(tensor, items[i].tensor_index));
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+TEST(into_my_own_memory) {
+    static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_PREAD, FST_ENGINE_DIRECT,
+                                         FST_ENGINE_URING, FST_ENGINE_MMAP};
+    for (size_t e = 0; e < 5; e++) {
+        fst_model *model = open_tensors();
+        char *memory = malloc(COUNT * BYTES + 3);
+        fst_request_item items[COUNT] = {{0}};
+        for (size_t i = 0; i < COUNT; i++)
+            items[i] = (fst_request_item){.tensor_index = COUNT - 1 - i,
+                                          .destination = memory + 3 + i * BYTES,
+                                          .destination_bytes = BYTES};
+        fst_load_options options = options_of(FST_MODE_AUTO);
+        options.items = items;
+        options.item_count = COUNT;
+        options.engine = engines[e];
+        fst_loader *loader;
+        fst_status status = fst_loader_open(model, &options, &loader, NULL);
+        fst_model_close(model);
+        if (status != FST_E_UNSUPPORTED) {
+            CHECK_INT(status, FST_OK);
+            CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+            fst_load_stats stats = {.struct_size = sizeof stats};
+            CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+            CHECK_INT(stats.buffer_bytes, 0); // no second copy of the model, ever
+            fst_loader_close(loader);
+            for (size_t i = 0; i < COUNT; i++)
+                CHECK(fixture_matches(memory + 3 + i * BYTES, (COUNT - 1 - i) * BYTES, BYTES));
+        }
+        free(memory);
+    }
+}
+
+TEST(slices) {
+    const char *path = fixture_model("matrix",
+                                     "{\"m\":{\"dtype\":\"I16\",\"shape\":[300,500],\"data_offsets\":[0,300000]},"
+                                     "\"odd\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[300000,300003]},"
+                                     "\"late\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[300003,300019]}}",
+                                     300019);
+    for (int mode = FST_MODE_AUTO; mode <= FST_MODE_MAP; mode++) {
+        fst_model *model;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        uint64_t begin[2] = {10, 100}, end[2] = {20, 250};
+        fst_request_item items[3] = {
+            {.tensor_index = 0, .slice_begin = begin, .slice_end = end},
+            {.tensor_index = 2},
+            {.tensor_index = 0},
+        };
+        fst_load_options options = options_of((fst_load_mode)mode);
+        options.items = items;
+        options.item_count = 3;
+        fst_loader *loader;
+        fst_tensor *slice, *late, *whole;
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_item(loader, 0, &slice, NULL), FST_OK);
+        CHECK_INT(fst_loader_item(loader, 1, &late, NULL), FST_OK);
+        CHECK_INT(fst_loader_item(loader, 2, &whole, NULL), FST_OK);
+        fst_loader_close(loader);
+        fst_model_close(model);
+        fst_tensor_view view = view_of(slice);
+        CHECK_INT(view.shape[0], 10);
+        CHECK_INT(view.shape[1], 150);
+        for (uint64_t row = 0; row < 10; row++)
+            CHECK(fixture_matches((char *)view.data + row * 300, ((10 + row) * 500 + 100) * 2, 300));
+        view = view_of(late); // lies at an odd place of the file
+        CHECK_INT((uintptr_t)view.data % 4, 0);
+        CHECK(fixture_matches(view.data, 300003, 16));
+        CHECK(fixture_matches(view_of(whole).data, 0, 300000));
+        fst_tensor_unref(slice);
+        fst_tensor_unref(late);
+        fst_tensor_unref(whole);
+    }
+}
+
+TEST(selection_by_glob) {
+    fst_model *model = open_tensors();
+    static const char *const globs[] = {"t1?", "t5"};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.globs = globs;
+    options.glob_count = 2;
+    fst_loader *loader;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_count(loader), 11);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    CHECK_INT(stats.bytes_read, 11 * BYTES); // nothing else was read
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_tensor(loader, "t5", 2, &tensor, NULL), FST_OK);
+    CHECK(is_tensor(tensor, 5));
+    fst_tensor_unref(tensor);
+    CHECK_INT(fst_loader_tensor(loader, "t6", 2, &tensor, NULL), FST_E_TENSOR_NOT_FOUND);
+    CHECK_INT(fst_loader_tensor(loader, "zz", 2, &tensor, NULL), FST_E_TENSOR_NOT_FOUND);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+typedef struct counting_allocator {
+    size_t live, calls;
+} counting_allocator;
+
+static void *count_allocate(void *context, size_t size, size_t alignment) {
+    counting_allocator *counter = context;
+    counter->live++;
+    counter->calls++;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void count_release(void *context, void *pointer, size_t size) {
+    (void)size;
+    ((counting_allocator *)context)->live--;
+    free(pointer);
+}
+
+TEST(memory_of_my_allocator) {
+    fst_model *model = open_tensors();
+    counting_allocator counter = {0, 0};
+    fst_allocator allocator = {&counter, count_allocate, count_release};
+    fst_load_options options = options_of(FST_MODE_AUTO);
+    options.allocator = &allocator;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 3, &tensor, NULL), FST_OK);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    CHECK_INT(counter.calls, 1);
+    CHECK_INT(counter.live, 1);
+    CHECK(is_tensor(tensor, 3));
+    fst_tensor_unref(tensor);
+    CHECK_INT(counter.live, 0);
+}
+
+typedef struct progress_log {
+    uint64_t bytes, total;
+    size_t tensors, calls, stop_after;
+} progress_log;
+
+static int log_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                        size_t tensors_done, size_t tensors_total) {
+    progress_log *log = context;
+    if (bytes_done < log->bytes || tensors_done < log->tensors || tensors_done > tensors_total)
+        log->calls += 1000000; // must never go back
+    log->bytes = bytes_done;
+    log->total = bytes_total;
+    log->tensors = tensors_done;
+    log->calls++;
+    return log->stop_after > 0 && log->calls >= log->stop_after;
+}
+
+TEST(progress_and_cancel) {
+    fst_model *model = open_tensors();
+    progress_log log = {.stop_after = 0};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.progress = log_progress;
+    options.progress_context = &log;
+    fst_loader *loader;
+    fst_error error;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    fst_loader_close(loader); // joins: the last call is over
+    CHECK_INT(log.bytes, COUNT * BYTES);
+    CHECK_INT(log.total, COUNT * BYTES);
+    CHECK_INT(log.tensors, COUNT);
+    CHECK(log.calls >= 2 && log.calls < 1000);
+    log = (progress_log){.stop_after = 1};
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_status status = fst_loader_wait(loader, -1, &error);
+    CHECK(status == FST_E_CANCELLED || status == FST_OK);
+    fst_tensor *tensor;
+    fst_loader_cancel(loader);
+    CHECK_INT(fst_loader_item(loader, COUNT - 1, &tensor, &error),
+              status == FST_OK ? FST_OK : FST_E_CANCELLED);
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+static void *cancel_later(void *loader) {
+    usleep(20000);
+    fst_loader_cancel(loader);
+    return NULL;
+}
+
+TEST(cancel_from_another_thread) {
+    fst_model *model = open_tensors();
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 4 * BYTES; // nobody takes tensors: it waits for memory for ever
+    fst_loader *loader;
+    fst_tensor *tensor[COUNT];
+    fst_error error;
+    pthread_t thread;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(pthread_create(&thread, NULL, cancel_later, loader), 0);
+    fst_status status = FST_OK;
+    size_t count = 0;
+    while (status == FST_OK && count < COUNT) {
+        usleep(4000);
+        status = fst_loader_next(loader, -1, &tensor[count], &error);
+        count += status == FST_OK;
+    }
+    pthread_join(thread, NULL);
+    CHECK_INT(status, FST_E_CANCELLED);
+    fst_loader_close(loader);
+    for (size_t i = 0; i < count; i++) {
+        CHECK(is_tensor(tensor[i], i));
+        fst_tensor_unref(tensor[i]);
+    }
+    fst_model_close(model);
+}
+
+TEST(zero_sizes_and_nothing) {
+    const char *path =
+        fixture_model("zeros",
+                      "{\"z\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[0,0]},"
+                      "\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}",
+                      4);
+    static const char *const none[] = {"nothing*"};
+    for (int mode = FST_MODE_AUTO; mode <= FST_MODE_MAP; mode++) {
+        fst_model *model;
+        fst_loader *loader;
+        fst_tensor *tensor;
+        fst_load_options options = options_of((fst_load_mode)mode);
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor(loader, "z", 1, &tensor, NULL), FST_OK);
+        CHECK_INT(view_of(tensor).size_bytes, 0);
+        fst_tensor_unref(tensor);
+        CHECK_INT(fst_loader_tensor(loader, "s", 1, &tensor, NULL), FST_OK);
+        CHECK_INT(view_of(tensor).rank, 0);
+        CHECK(fixture_matches(view_of(tensor).data, 0, 4));
+        fst_tensor_unref(tensor);
+        fst_loader_close(loader);
+        options.globs = none;
+        options.glob_count = 1;
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_END);
+        fst_loader_close(loader);
+        fst_model_close(model);
+    }
+}
+
+TEST(changed_file_is_an_error) {
+    fst_model *model = open_tensors();
+    fst_loader *loader;
+    fst_error error;
+    FILE *stream = fopen(fixture_path("tensors"), "r+e");
+    fseek(stream, 100000, SEEK_SET);
+    fputc('x', stream);
+    fclose(stream);
+    for (int mode = FST_MODE_LOAD; mode <= FST_MODE_MAP; mode++) {
+        fst_load_options options = options_of((fst_load_mode)mode);
+        fst_status status = fst_loader_open(model, &options, &loader, &error);
+        if (status == FST_OK) {
+            status = fst_loader_wait(loader, -1, &error);
+            fst_loader_close(loader);
+        }
+        CHECK_INT(status, FST_E_FILE_CHANGED);
+        CHECK_CONTAINS(error.message, "tensors");
+    }
+    fst_model_close(model);
+}
+
+TEST(nonsense_arguments) {
+    fst_model *model = open_tensors();
+    fst_loader *loader;
+    fst_tensor *tensor;
+    fst_error error;
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    size_t count;
+    fst_engine_info infos[8];
+    uint64_t number = 0;
+    CHECK_INT(fst_loader_open(NULL, &options, &loader, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_open(model, &options, NULL, &error), FST_E_ARGUMENT);
+    options.mode = (fst_load_mode)77;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    options = options_of(FST_MODE_LOAD);
+    options.engine = (fst_engine)77;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    options = options_of(FST_MODE_LOAD);
+    options.order = (fst_order)-1;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    options = options_of(FST_MODE_LOAD);
+    options.item_count = 1;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    fst_request_item item = {.tensor_index = COUNT};
+    options.items = &item;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    item = (fst_request_item){.slice_begin = &number};
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    item = (fst_request_item){.destination = &number, .destination_bytes = 8};
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    CHECK_TEXT(error.tensor, "t0");
+    options.mode = FST_MODE_MAP;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    options = options_of(FST_MODE_LOAD);
+    options.glob_count = 1;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    fst_allocator allocator = {0};
+    options = options_of(FST_MODE_LOAD);
+    options.allocator = &allocator;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_wait(NULL, 0, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_next(NULL, 0, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_item(NULL, 0, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_tensor(NULL, "a", 1, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_stats_get(NULL, &stats, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_tensor_view_get(NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_engines_probe(NULL, NULL, 1, &count, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_engines_probe("/nonexistent", infos, 8, &count, &error), FST_E_NOT_FOUND);
+    CHECK_INT(fst_engines_probe(NULL, infos, 8, &count, &error), FST_OK);
+    CHECK_INT(count, FST_ENGINE_COUNT - 1);
+    CHECK_INT(fst_loader_tensor_count(NULL), 0);
+    fst_loader_cancel(NULL);
+    fst_loader_close(NULL);
+    fst_tensor_unref(NULL);
+    CHECK(fst_tensor_ref(NULL) == NULL);
+    CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, COUNT, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_next(loader, -1, NULL, &error), FST_E_ARGUMENT);
+    stats.struct_size = 0;
+    CHECK_INT(fst_loader_stats_get(loader, &stats, &error), FST_E_ARGUMENT);
+    stats.struct_size = 24; // an older caller's: nothing beyond is written
+    stats.tensor_count = 12345;
+    CHECK_INT(fst_loader_stats_get(loader, &stats, &error), FST_OK);
+    CHECK_INT(stats.tensor_count, 12345);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Opening models through the public header: what is accepted, and how each refusal reads.
+#include <fastsafetensors.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define U8(name, begin, end) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[" #begin "," #end "]}"
+
+static fst_status open_path(const char *path, fst_model **model, fst_error *error) {
+    return fst_model_open(path, NULL, model, error);
+}
+
+TEST(one_file) {
+    const char *path = fixture_model(
+        "one.safetensors", "{\"__metadata__\":{\"format\":\"pt\"}," U8("b", 0, 2) "," U8("a", 2, 4) "}", 4);
+    fst_model *model;
+    fst_tensor_info tensor;
+    fst_file_info file;
+    fst_metadata_entry entry;
+    size_t index;
+    CHECK_INT(open_path(path, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_tensor_count(model), 2);
+    CHECK_INT(fst_model_tensor_info(model, 0, &tensor, NULL), FST_OK);
+    CHECK_TEXT(tensor.name, "b");
+    CHECK_INT(tensor.element_count, 2);
+    CHECK_INT(fst_model_find(model, "a", SIZE_MAX, &index, NULL), FST_OK);
+    CHECK_INT(index, 1);
+    CHECK_INT(fst_model_find(model, "c", 1, &index, NULL), FST_E_TENSOR_NOT_FOUND);
+    CHECK_INT(fst_model_file_info(model, 0, &file, NULL), FST_OK);
+    CHECK_INT(file.header_reads, 1);
+    CHECK_INT(file.metadata_count, 1);
+    CHECK_INT(tensor.file_offset, file.header_bytes);
+    CHECK_INT(fst_model_metadata(model, 0, 0, &entry, NULL), FST_OK);
+    CHECK_TEXT(entry.value, "pt");
+    CHECK_INT(fst_model_metadata(model, 0, 1, &entry, NULL), FST_E_ARGUMENT);
+    fst_model_close(model);
+}
+
+TEST(long_header_takes_two_reads) {
+    const char *path = fixture_tensors("long.safetensors", 3000, 1);
+    fst_model *model;
+    fst_file_info file;
+    CHECK_INT(open_path(path, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_file_info(model, 0, &file, NULL), FST_OK);
+    CHECK(file.header_bytes > 100000);
+    CHECK_INT(file.header_reads, 2);
+    fst_model_close(model);
+}
+
+TEST(not_files) {
+    fst_model *model;
+    fst_error error;
+    CHECK_INT(open_path(fixture_path("missing"), &model, &error), FST_E_NOT_FOUND);
+    CHECK_CONTAINS(error.message, "missing");
+    CHECK(model == NULL);
+    mkdir(fixture_path("empty-folder"), 0700);
+    CHECK_INT(open_path(fixture_path("empty-folder"), &model, &error), FST_E_NO_TENSORS);
+    mkfifo(fixture_path("fifo"), 0600);
+    CHECK_INT(open_path(fixture_path("fifo"), &model, &error), FST_E_NOT_REGULAR);
+    CHECK_INT(open_path("/dev/null", &model, &error), FST_E_NOT_REGULAR);
+    CHECK_INT(open_path(fixture_file("empty", "", 0), &model, &error), FST_E_HEADER_TOO_SMALL);
+    CHECK_INT(open_path("", &model, &error), FST_E_NOT_FOUND);
+    if (geteuid() != 0) {
+        const char *path = fixture_file("unreadable", "x", 1);
+        chmod(path, 0);
+        CHECK_INT(open_path(path, &model, &error), FST_E_PERMISSION);
+    }
+}
+
+TEST(truncated_at_every_length) {
+    const char *path = fixture_model("whole", "{" U8("a", 0, 2) "}", 2);
+    char bytes[256];
+    FILE *stream = fopen(path, "re");
+    size_t size = fread(bytes, 1, sizeof bytes, stream);
+    fclose(stream);
+    CHECK(size > 60);
+    for (size_t cut = 0; cut < size; cut++) {
+        fst_model *model;
+        fst_error error;
+        fst_status status = open_path(fixture_file("cut", bytes, cut), &model, &error);
+        fst_status expected = cut < 8          ? FST_E_HEADER_TOO_SMALL
+                              : cut < size - 2 ? FST_E_INVALID_HEADER_LENGTH
+                                               : FST_E_METADATA_INCOMPLETE_BUFFER;
+        CHECK_INT(status, expected);
+        CHECK_CONTAINS(error.message, fst_status_name(expected));
+    }
+}
+
+TEST(lenient) {
+    const char *path = fixture_model("padded", "{" U8("a", 0, 2) "}", 100);
+    fst_open_options options = {.struct_size = sizeof options, .flags = FST_OPEN_LENIENT};
+    fst_model *model;
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_E_METADATA_INCOMPLETE_BUFFER);
+    CHECK_INT(fst_model_open(path, &options, &model, NULL), FST_OK);
+    fst_model_close(model);
+}
+
+static void make_shards(void) {
+    mkdir(fixture_path("model"), 0700);
+    fixture_model("model/x-2.safetensors", "{" U8("b", 0, 2) "," U8("shared", 2, 4) "}", 4);
+    fixture_model("model/x-1.safetensors", "{" U8("a", 0, 2) "," U8("extra", 2, 4) "}", 4);
+}
+
+TEST(folder_is_opened_sorted) {
+    make_shards();
+    fixture_file("model/.hidden.safetensors", "junk", 4);
+    fst_model *model;
+    fst_tensor_info info;
+    fst_file_info file;
+    CHECK_INT(open_path(fixture_path("model"), &model, NULL), FST_OK);
+    CHECK_INT(fst_model_file_count(model), 2);
+    CHECK_INT(fst_model_tensor_count(model), 4);
+    CHECK_INT(fst_model_tensor_info(model, 0, &info, NULL), FST_OK);
+    CHECK_TEXT(info.name, "a");
+    CHECK_INT(fst_model_file_info(model, 0, &file, NULL), FST_OK);
+    CHECK_CONTAINS(file.path, "x-1.safetensors");
+    fst_model_close(model);
+}
+
+TEST(index_decides) {
+    make_shards();
+    const char *index = "{\"weight_map\":{\"b\":\"x-2.safetensors\",\"a\":\"x-1.safetensors\"}}";
+    const char *path = fixture_file("model/m.safetensors.index.json", index, strlen(index));
+    for (int by_folder = 0; by_folder < 2; by_folder++) {
+        fst_model *model;
+        size_t found;
+        CHECK_INT(open_path(by_folder ? fixture_path("model") : path, &model, NULL), FST_OK);
+        CHECK_INT(fst_model_tensor_count(model), 2);
+        CHECK_INT(fst_model_find(model, "extra", 5, &found, NULL), FST_E_TENSOR_NOT_FOUND);
+        CHECK_INT(fst_model_find(model, "b", 1, &found, NULL), FST_OK);
+        fst_model_close(model);
+    }
+    fst_model *model;
+    fst_error error;
+    index = "{\"weight_map\":{\"nope\":\"x-2.safetensors\"}}";
+    fixture_file("model/m.safetensors.index.json", index, strlen(index));
+    CHECK_INT(open_path(path, &model, &error), FST_E_TENSOR_NOT_FOUND);
+    CHECK_TEXT(error.tensor, "nope");
+    index = "{\"weight_map\":{\"a\":\"gone.safetensors\"}}";
+    fixture_file("model/m.safetensors.index.json", index, strlen(index));
+    CHECK_INT(open_path(path, &model, &error), FST_E_NOT_FOUND);
+    index = "{\"weight_map\":{\"a\":\"../model/x-1.safetensors\"}}";
+    fixture_file("model/m.safetensors.index.json", index, strlen(index));
+    CHECK_INT(open_path(path, &model, &error), FST_E_PATH_ESCAPES);
+    fixture_file("model/n.safetensors.index.json", "{}", 2);
+    CHECK_INT(open_path(fixture_path("model"), &model, &error), FST_E_ARGUMENT);
+    unlink(fixture_path("model/m.safetensors.index.json"));
+    unlink(fixture_path("model/n.safetensors.index.json"));
+}
+
+TEST(name_in_two_files) {
+    make_shards();
+    const char *again = fixture_model("again.safetensors", "{" U8("b", 0, 2) "}", 2);
+    const char *paths[2] = {fixture_path("model/x-2.safetensors"), again};
+    fst_model *model;
+    fst_error error;
+    CHECK_INT(fst_model_open_files(paths, 2, NULL, &model, &error), FST_E_DUPLICATE_TENSOR);
+    CHECK_TEXT(error.tensor, "b");
+    CHECK_CONTAINS(error.message, "again.safetensors");
+}
+
+TEST(nonsense_arguments) {
+    fst_model *model;
+    fst_error error;
+    fst_tensor_info info;
+    fst_file_info file;
+    fst_metadata_entry entry;
+    size_t index;
+    const char *paths[2] = {"x", NULL};
+    CHECK_INT(fst_model_open(NULL, NULL, &model, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_open("x", NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_open_files(NULL, 1, NULL, &model, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_open_files(paths, 0, NULL, &model, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_open_files(paths, 2, NULL, &model, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_tensor_info(NULL, 0, &info, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_find(NULL, "a", 1, &index, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_file_info(NULL, 0, &file, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_metadata(NULL, 0, 0, &entry, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_tensor_count(NULL) + fst_model_file_count(NULL), 0);
+    fst_model_close(NULL);
+    fst_open_options options = {.struct_size = 3};
+    CHECK_INT(fst_model_open("x", &options, &model, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "struct_size");
+    options = (fst_open_options){.struct_size = sizeof options, .flags = 0x80};
+    CHECK_INT(fst_model_open("x", &options, &model, &error), FST_E_ARGUMENT);
+    struct {
+        fst_open_options known;
+        uint64_t later;
+    } newer = {{.struct_size = sizeof newer}, 1};
+    CHECK_INT(fst_model_open("x", &newer.known, &model, &error), FST_E_ARGUMENT);
+    newer.later = 0;
+    CHECK_INT(fst_model_open(fixture_path("missing"), &newer.known, &model, &error),
+              FST_E_NOT_FOUND);
+    CHECK_INT(open_path(fixture_tensors("n", 2, 2), &model, NULL), FST_OK);
+    CHECK_INT(fst_model_tensor_info(model, 2, &info, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_tensor_info(model, 0, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_find(model, NULL, 0, &index, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_model_file_info(model, 1, &file, &error), FST_E_ARGUMENT);
+    fst_model_close(model);
+    CHECK(fst_dtype_name((fst_dtype)99) == NULL);
+    CHECK_INT(fst_dtype_bits((fst_dtype)99) + fst_dtype_alignment((fst_dtype)-1), 0);
+    CHECK_TEXT(fst_status_name((fst_status)999), "Unknown");
+    fst_live_buffers(NULL, NULL);
+    CHECK(fst_version()[0] != '\0');
+}

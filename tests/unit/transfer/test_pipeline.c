@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loads under faults: short reads, interrupted reads, errors, missing memory. Every run ends with
+/// the right bytes or with an error, and nothing stays behind.
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "fastsafetensors.h"
+#include "fixture.h"
+#include "io/io.h"
+#include "transfer/transfer.h"
+
+#define TENSOR_COUNT 40
+#define TENSOR_BYTES ((uint64_t)700001)
+
+static const fst_engine engines[] = {FST_ENGINE_PREAD, FST_ENGINE_DIRECT, FST_ENGINE_URING,
+                                     FST_ENGINE_MMAP};
+
+static fst_model *open_model(void) {
+    static const char *path;
+    if (path == NULL) path = strdup(fixture_tensors("model", TENSOR_COUNT, TENSOR_BYTES));
+    fst_model *model = NULL;
+    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) abort();
+    return model;
+}
+
+/// Tensor `index` of the fixture lies at a known place.
+static int tensor_is_right(const fst_tensor *tensor, size_t index) {
+    fst_tensor_view view;
+    return fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
+           view.size_bytes == TENSOR_BYTES &&
+           fixture_matches(view.data, index * TENSOR_BYTES, TENSOR_BYTES);
+}
+
+/// Loads everything; FST_OK only if every byte is right. Wrong bytes give FST_STATUS_COUNT.
+static fst_status load_all(const fst_load_options *options, fst_load_stats *stats,
+                           fst_error *error) {
+    fst_model *model = open_model();
+    fst_loader *loader;
+    fst_status status = fst_loader_open(model, options, &loader, error);
+    fst_model_close(model);
+    if (status != FST_OK) return status;
+    fst_tensor *tensor;
+    for (size_t i = 0; (status = fst_loader_next(loader, -1, &tensor, error)) == FST_OK; i++) {
+        int right = tensor_is_right(tensor, i);
+        fst_tensor_unref(tensor);
+        if (!right) {
+            status = FST_STATUS_COUNT;
+            break;
+        }
+    }
+    if (status == FST_END) status = FST_OK;
+    if (status == FST_OK && stats != NULL)
+        status = fst_loader_stats_get(loader, stats, error);
+    fst_loader_close(loader);
+    return status;
+}
+
+static fst_load_options options_of(fst_engine engine) {
+    return (fst_load_options){
+        .struct_size = sizeof(fst_load_options), .mode = FST_MODE_LOAD, .engine = engine};
+}
+
+static bool works(fst_engine engine) {
+    fst_load_options options = options_of(engine);
+    return load_all(&options, NULL, NULL) != FST_E_UNSUPPORTED;
+}
+
+TEST(every_engine_reads_every_byte_once) {
+    for (size_t i = 0; i < 4; i++) {
+        fst_load_options options = options_of(engines[i]);
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        if (!works(engines[i])) continue;
+        CHECK_INT(load_all(&options, &stats, NULL), FST_OK);
+        CHECK_INT(stats.bytes_read, TENSOR_COUNT * TENSOR_BYTES);
+        CHECK_INT(stats.bytes_requested, TENSOR_COUNT * TENSOR_BYTES);
+        CHECK_TEXT(stats.engine, fsti_io_engine_get(engines[i])->name);
+        bool direct = engines[i] == FST_ENGINE_DIRECT || engines[i] == FST_ENGINE_URING;
+        CHECK_INT(stats.bytes_direct, direct ? stats.bytes_read : 0);
+        CHECK(stats.read_count <= stats.bytes_read / (1 << 20) + 2 * stats.chunk_count);
+        // Blocking reads go straight to their place; a ring and a mapping are copied from once.
+        bool copied = engines[i] == FST_ENGINE_URING || engines[i] == FST_ENGINE_MMAP;
+        CHECK_INT(stats.bytes_copied, copied ? stats.bytes_read : 0);
+        CHECK(stats.buffer_bytes <= stats.bytes_read + (2 << 20) + 8192);
+    }
+}
+
+static atomic_int fault_kind, fault_countdown;
+enum { FAULT_NONE, FAULT_SHORT, FAULT_EINTR, FAULT_EIO, FAULT_END, FAULT_SLOW };
+
+static void inject(fsti_read *read) {
+    int kind = atomic_load(&fault_kind);
+    if (kind == FAULT_NONE) return;
+    if (kind == FAULT_SLOW) usleep(2000);
+    if (kind == FAULT_SLOW || atomic_fetch_sub(&fault_countdown, 1) != 0) return;
+    if (kind == FAULT_SHORT && read->result > 1) read->result = read->result / 2 + 1;
+    if (kind == FAULT_EINTR) read->result = -EINTR;
+    if (kind == FAULT_EIO) read->result = -EIO;
+    if (kind == FAULT_END) read->result = 0;
+    if (kind == FAULT_SHORT || kind == FAULT_EINTR)
+        atomic_store(&fault_countdown, 2); // and again, every third read
+}
+
+static void arm(int kind, int countdown) {
+    atomic_store(&fault_countdown, countdown);
+    atomic_store(&fault_kind, kind);
+    fsti_io_fault_hook_set(kind == FAULT_NONE ? NULL : inject);
+}
+
+TEST(short_and_interrupted_reads_are_completed) {
+    for (size_t i = 0; i < 4; i++) {
+        fst_load_options options = options_of(engines[i]);
+        if (!works(engines[i])) continue;
+        for (int kind = FAULT_SHORT; kind <= FAULT_EINTR; kind++) {
+            arm(kind, 1); // the header is read without a fault
+            fst_status status = load_all(&options, NULL, NULL);
+            arm(FAULT_NONE, 0);
+            CHECK_INT(status, FST_OK);
+        }
+    }
+}
+
+TEST(read_errors_name_file_tensor_and_offset) {
+    long live = fsti_alloc_live();
+    for (size_t i = 0; i < 4; i++) {
+        fst_load_options options = options_of(engines[i]);
+        if (!works(engines[i])) continue;
+        for (int kind = FAULT_EIO; kind <= FAULT_END; kind++) {
+            for (int at = 1; at < 4; at++) {
+                fst_error error = {0};
+                arm(kind, at);
+                fst_status status = load_all(&options, NULL, &error);
+                arm(FAULT_NONE, 0);
+                CHECK_INT(status, kind == FAULT_EIO ? FST_E_IO : FST_E_SHORT_READ);
+                CHECK_CONTAINS(error.file, "model");
+                CHECK(error.tensor[0] == 't');
+                CHECK(error.byte_offset < TENSOR_COUNT * TENSOR_BYTES + 8192);
+                if (kind == FAULT_EIO) CHECK_INT(error.os_errno, EIO);
+            }
+        }
+    }
+    CHECK_INT(fsti_alloc_live(), live);
+}
+
+TEST(cancel_at_random_moments) {
+    uint64_t random = 7;
+    long live = fsti_alloc_live();
+    for (int round = 0; round < 60; round++) {
+        fst_load_options options = options_of(engines[round % 4]);
+        fst_model *model = open_model();
+        fst_loader *loader;
+        fst_error error;
+        arm(FAULT_SLOW, 0);
+        fst_status status = fst_loader_open(model, &options, &loader, &error);
+        fst_model_close(model);
+        if (status == FST_OK) {
+            usleep((unsigned)(fixture_random(&random) % 4000));
+            fst_loader_cancel(loader);
+            status = fst_loader_wait(loader, -1, &error);
+            fst_loader_close(loader);
+            CHECK(status == FST_OK || status == FST_E_CANCELLED);
+        }
+        arm(FAULT_NONE, 0);
+    }
+    CHECK_INT(fsti_alloc_live(), live);
+    size_t buffers;
+    fst_live_buffers(&buffers, NULL);
+    CHECK_INT(buffers, 0);
+}
+
+TEST(close_while_reads_are_in_flight) {
+    for (int round = 0; round < 20; round++) {
+        fst_load_options options = options_of(engines[round % 4]);
+        fst_model *model = open_model();
+        fst_loader *loader;
+        arm(FAULT_SLOW, 0);
+        if (fst_loader_open(model, &options, &loader, NULL) == FST_OK) fst_loader_close(loader);
+        fst_model_close(model);
+        arm(FAULT_NONE, 0);
+    }
+    size_t buffers;
+    fst_live_buffers(&buffers, NULL);
+    CHECK_INT(buffers, 0);
+}
+
+TEST(file_that_shrinks_while_it_is_loaded) {
+    for (size_t i = 0; i < 4; i++) {
+        const char *path = fixture_tensors("shrink", 8, 4 << 20);
+        fst_load_options options = options_of(engines[i]);
+        fst_model *model;
+        fst_loader *loader;
+        fst_error error = {0};
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        arm(FAULT_SLOW, 0);
+        fst_status status = fst_loader_open(model, &options, &loader, &error);
+        CHECK_INT(truncate(path, 5 << 20), 0);
+        if (status == FST_OK) {
+            status = fst_loader_wait(loader, -1, &error);
+            fst_loader_close(loader);
+        }
+        arm(FAULT_NONE, 0);
+        fst_model_close(model);
+        if (status == FST_E_UNSUPPORTED) continue;
+        CHECK_INT(status, FST_E_FILE_CHANGED);
+        CHECK_CONTAINS(error.message, "shrink");
+    }
+}
+
+TEST(every_allocation_may_fail) {
+    long live = fsti_alloc_live();
+    for (int mode = 0; mode < 3; mode++) {
+        fst_load_options options = options_of(FST_ENGINE_AUTO);
+        options.mode = mode == 2 ? FST_MODE_MAP : FST_MODE_LOAD;
+        options.budget_bytes = mode == 1 ? 8 << 20 : 0;
+        options.thread_count = 2;
+        fst_status status = FST_E_NO_MEMORY;
+        long n = 0;
+        for (int successes = 0; successes < 3 && n < 500; n++) {
+            fst_model *model = open_model(); // its own sweep is elsewhere
+            fst_loader *loader;
+            fsti_alloc_fail_after(n);
+            status = fst_loader_open(model, &options, &loader, NULL);
+            fst_tensor *tensor;
+            size_t i = 0;
+            while (status == FST_OK) {
+                status = fst_loader_next(loader, -1, &tensor, NULL);
+                if (status != FST_OK) break;
+                CHECK(tensor_is_right(tensor, i++));
+                fst_tensor_unref(tensor);
+            }
+            fsti_alloc_fail_after(-1);
+            if (status == FST_END || status != FST_E_NO_MEMORY || i > 0) fst_loader_close(loader);
+            else if (loader != NULL) fst_loader_close(loader);
+            fst_model_close(model);
+            CHECK(status == FST_END || status == FST_E_NO_MEMORY || status == FST_E_IO);
+            successes += status == FST_END;
+            CHECK_INT(fsti_alloc_live(), live);
+        }
+        CHECK_INT(status, FST_END);
+        CHECK(n > 10);
+    }
+}
+
+TEST(model_open_survives_failing_allocations) {
+    fst_model_close(open_model()); // makes the file
+    const char *paths[2];
+    paths[0] = strdup(fixture_tensors("m1", 3, 100));
+    paths[1] = strdup(fixture_model("m2", "{\"x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1));
+    long live = fsti_alloc_live(), n = 0;
+    fst_status status;
+    do {
+        fst_model *model;
+        fsti_alloc_fail_after(n++);
+        status = fst_model_open_files(paths, 2, NULL, &model, NULL);
+        fsti_alloc_fail_after(-1);
+        CHECK(status == FST_OK || status == FST_E_NO_MEMORY);
+        fst_model_close(model);
+        CHECK_INT(fsti_alloc_live(), live);
+    } while (status != FST_OK);
+    CHECK(n > 15);
+    free((void *)(uintptr_t)paths[0]);
+    free((void *)(uintptr_t)paths[1]);
+}
+
+TEST(both_regimes_in_one_file) {
+    fst_model *model = open_model();
+    fst_file_info info;
+    CHECK_INT(fst_model_file_info(model, 0, &info, NULL), FST_OK);
+    fixture_evict(info.path);
+    fsti_file *file;
+    CHECK_INT(fsti_file_open(info.path, &file, NULL), FST_OK);
+    if (fsti_file_resident(file, 0, info.size_bytes) > 0) {
+        fsti_file_unref(file);
+        fst_model_close(model);
+        SKIP("this file system does not evict on request");
+    }
+    // The second chunk alone, without readahead around it.
+    char *part = malloc(8 << 20);
+    FILE *stream = fopen(info.path, "re");
+    posix_fadvise(fileno(stream), 0, 0, POSIX_FADV_RANDOM);
+    CHECK(pread(fileno(stream), part, 8 << 20, 8 << 20) == 8 << 20);
+    fclose(stream);
+    free(part);
+    fsti_file_unref(file);
+    fst_model_close(model);
+    fst_load_options options = options_of(FST_ENGINE_AUTO);
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(load_all(&options, &stats, NULL), FST_OK);
+    CHECK(stats.chunks_resident >= 1 && stats.chunks_resident < stats.chunk_count);
+    CHECK(stats.bytes_mapped > 0 && stats.bytes_mapped < stats.bytes_read);
+    CHECK_INT(stats.bytes_read, TENSOR_COUNT * TENSOR_BYTES);
+}
+
+TEST(copy_is_exact_at_every_alignment) {
+    enum { SIZE = 400000 };
+    char *source = malloc(SIZE + 256), *target = malloc(SIZE + 256);
+    for (int i = 0; i < SIZE + 256; i++) source[i] = (char)fixture_byte((uint64_t)i);
+    for (int from = 0; from < 70; from += 7)
+        for (int to = 0; to < 70; to += 9)
+            for (size_t size = SIZE - 65; size <= SIZE; size += 13) {
+                memset(target, 0x5a, SIZE + 256);
+                fsti_copy(target + to + 1, source + from, size);
+                CHECK(memcmp(target + to + 1, source + from, size) == 0);
+                CHECK(target[to] == 0x5a && target[to + 1 + (int)size] == 0x5a);
+            }
+    free(source);
+    free(target);
+}
+
+static void *load_in_thread(void *argument) {
+    fst_load_options options = options_of(engines[(uintptr_t)argument % 4]);
+    fst_status status = load_all(&options, NULL, NULL);
+    return (void *)(uintptr_t)(status == FST_OK || status == FST_E_UNSUPPORTED);
+}
+
+TEST(many_threads_load_at_once) {
+    pthread_t threads[16];
+    for (uintptr_t i = 0; i < 16; i++)
+        CHECK_INT(pthread_create(&threads[i], NULL, load_in_thread, (void *)i), 0);
+    int good = 0;
+    for (int i = 0; i < 16; i++) {
+        void *result;
+        pthread_join(threads[i], &result);
+        good += result != NULL;
+    }
+    CHECK_INT(good, 16);
+}
