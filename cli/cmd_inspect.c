@@ -117,8 +117,10 @@ static void print_table(const fst_model *model) {
 
 int cmd_inspect(int argc, char **argv) {
     static const struct option options[] = {
-        {"json", no_argument, NULL, 'j'},    {"tree", no_argument, NULL, 't'},
-        {"lenient", no_argument, NULL, 'l'}, {"help", no_argument, NULL, 'h'},
+        {"json", no_argument, NULL, 'j'},
+        {"tree", no_argument, NULL, 't'},
+        {"lenient", no_argument, NULL, 'l'},
+        {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
     bool json = false, tree = false;

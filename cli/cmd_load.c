@@ -136,9 +136,9 @@ static void print_json(const fst_load_stats *s, double seconds) {
            s->mode, s->engine);
     cli_print_json(s->reason, strlen(s->reason));
     printf(", \"threads\": %" PRIu32 ", \"tensors\": %zu, \"bytes_requested\": %" PRIu64
-           ", \"bytes_read\": %" PRIu64 ", \"bytes_direct\": %" PRIu64 ", \"bytes_mapped\": %" PRIu64
-           ", \"bytes_copied\": %" PRIu64 ", \"reads\": %" PRIu64 ", \"chunks\": %" PRIu64
-           ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
+           ", \"bytes_read\": %" PRIu64 ", \"bytes_direct\": %" PRIu64
+           ", \"bytes_mapped\": %" PRIu64 ", \"bytes_copied\": %" PRIu64 ", \"reads\": %" PRIu64
+           ", \"chunks\": %" PRIu64 ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
            ", \"buffer_bytes_peak\": %" PRIu64 ", \"read_ns\": %" PRIu64 ", \"copy_ns\": %" PRIu64
            ", \"populate_ns\": %" PRIu64 "}\n",
            s->thread_count, s->tensor_count, s->bytes_requested, s->bytes_read, s->bytes_direct,
@@ -151,12 +151,13 @@ static void print_stats(const fst_load_stats *s, double seconds) {
     printf("%s%.3f s, %.2f GB/s%s  %zu tensors, %s\n", cli_bold(), seconds,
            (double)s->bytes_requested / 1e9 / (seconds > 0 ? seconds : 1e-9), cli_plain(),
            s->tensor_count, cli_size_text(s->bytes_requested, requested));
-    printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine,
-           s->thread_count, s->reason);
+    printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine, s->thread_count,
+           s->reason);
     printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s, %" PRIu64 " of %" PRIu64
            " chunks were cached\n",
-           cli_size_text(s->bytes_read, read), s->read_count, cli_size_text(s->bytes_copied, copied),
-           cli_size_text(s->buffer_bytes_peak, buffers), s->chunks_resident, s->chunk_count);
+           cli_size_text(s->bytes_read, read), s->read_count,
+           cli_size_text(s->bytes_copied, copied), cli_size_text(s->buffer_bytes_peak, buffers),
+           s->chunks_resident, s->chunk_count);
 }
 
 /// Takes every tensor as it arrives, so that a budget is honoured, and lets it go.

@@ -43,7 +43,8 @@ static void print_leaf(const fst_tensor_info *info, size_t start, int indent) {
     printf("%*s", indent, "");
     int used = indent + cli_print_name(info->name + start, info->name_size - start);
     printf("%*s %s%-11s %-22s %10s%s\n", used < 48 ? 48 - used : 0, "", cli_dim(),
-           fst_dtype_name(info->dtype), cli_shape_text(info->shape, info->rank, shape, sizeof shape),
+           fst_dtype_name(info->dtype),
+           cli_shape_text(info->shape, info->rank, shape, sizeof shape),
            cli_size_text(info->size_bytes, size), cli_plain());
 }
 

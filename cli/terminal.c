@@ -11,10 +11,10 @@
 
 int cli_fail(const fst_error *error) {
     fprintf(stderr, "fastsafetensors: %s\n", error->message);
-    bool of_format = (error->status >= FST_E_HEADER_TOO_SMALL &&
-                      error->status <= FST_E_TENSOR_NOT_FOUND) ||
-                     error->status == FST_E_INDEX_JSON || error->status == FST_E_PATH_ESCAPES ||
-                     error->status == FST_E_DUPLICATE_TENSOR;
+    bool of_format =
+        (error->status >= FST_E_HEADER_TOO_SMALL && error->status <= FST_E_TENSOR_NOT_FOUND) ||
+        error->status == FST_E_INDEX_JSON || error->status == FST_E_PATH_ESCAPES ||
+        error->status == FST_E_DUPLICATE_TENSOR;
     return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
 }
 

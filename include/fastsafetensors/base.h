@@ -60,7 +60,7 @@ typedef enum fst_status {
 #define FST_STATUS_ENUM(constant, name, meaning) constant,
     FST_STATUS_MAP(FST_STATUS_ENUM)
 #undef FST_STATUS_ENUM
-    FST_STATUS_COUNT
+        FST_STATUS_COUNT
 } fst_status;
 
 /// What went wrong, in words and in numbers. The caller owns it, usually on the stack; a failing

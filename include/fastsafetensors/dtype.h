@@ -39,7 +39,7 @@ typedef enum fst_dtype {
 #define FST_DTYPE_ENUM(name, bits) FST_DTYPE_##name,
     FST_DTYPE_MAP(FST_DTYPE_ENUM)
 #undef FST_DTYPE_ENUM
-    FST_DTYPE_COUNT
+        FST_DTYPE_COUNT
 } fst_dtype;
 
 /// The format's name of a dtype ("BF16"). NULL for a number that is no dtype.

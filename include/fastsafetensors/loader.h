@@ -129,7 +129,8 @@ FST_API FST_NODISCARD fst_status fst_loader_tensor(fst_loader *loader, const cha
                                                    size_t name_size, fst_tensor **out,
                                                    fst_error *error);
 
-/// Makes the load stop soon: waiting and later calls return FST_E_CANCELLED. NULL is allowed.
+/// Makes the load stop soon: calls that wait, or would have to, return FST_E_CANCELLED. What is in
+/// place can still be had. NULL is allowed.
 FST_API void fst_loader_cancel(fst_loader *loader);
 
 /// Stops what still runs, waits for its threads and drops the loader. Tensors handed out stay
@@ -139,30 +140,30 @@ FST_API void fst_loader_close(fst_loader *loader);
 /// What a load did and why. Counters are exact once fst_loader_wait() has returned FST_OK or
 /// fst_loader_next() FST_END.
 typedef struct fst_load_stats {
-    size_t struct_size;  ///< sizeof(fst_load_stats), set by the caller
-    char mode[16];       ///< "load" or "map"
-    char engine[48];     ///< what read the bytes: "uring", "mmap", "uring+mmap", "pread", ...
-    char reason[512];    ///< why these were chosen
+    size_t struct_size; ///< sizeof(fst_load_stats), set by the caller
+    char mode[16];      ///< "load" or "map"
+    char engine[48];    ///< what read the bytes: "uring", "mmap", "uring+mmap", "pread", ...
+    char reason[512];   ///< why these were chosen
     uint32_t thread_count;
     size_t tensor_count;
-    uint64_t bytes_requested;    ///< of tensors and slices asked for
-    uint64_t bytes_read;         ///< read from files or copied from mappings, over-read included
-    uint64_t bytes_direct;       ///< of them past the page cache
-    uint64_t bytes_mapped;       ///< of them from a mapping of cached pages
-    uint64_t bytes_copied;       ///< moved once more in memory (from a bounce slot or a mapping)
-    uint64_t read_count;         ///< read operations
-    uint64_t chunk_count;        ///< units of work
-    uint64_t chunks_resident;    ///< of them found in the page cache beforehand
-    uint64_t buffer_bytes;       ///< memory allocated for tensors by this load
-    uint64_t buffer_bytes_peak;  ///< most of it alive and not yet handed out at one time
-    uint64_t bounce_bytes;       ///< memory of bounce slots
-    uint64_t plan_ns;            ///< time to plan
-    uint64_t first_tensor_ns;    ///< from the start until the first tensor was complete
-    uint64_t total_ns;           ///< from the start until the last byte was in place
-    uint64_t read_ns;            ///< summed over threads: in read calls and waiting for them
-    uint64_t copy_ns;            ///< summed over threads: copying
-    uint64_t wait_ns;            ///< the caller's time in waiting calls
-    uint64_t populate_ns;        ///< summed over threads: making destination pages
+    uint64_t bytes_requested;   ///< of tensors and slices asked for
+    uint64_t bytes_read;        ///< read from files or copied from mappings, over-read included
+    uint64_t bytes_direct;      ///< of them past the page cache
+    uint64_t bytes_mapped;      ///< of them from a mapping of cached pages
+    uint64_t bytes_copied;      ///< moved once more in memory (from a bounce slot or a mapping)
+    uint64_t read_count;        ///< read operations
+    uint64_t chunk_count;       ///< units of work
+    uint64_t chunks_resident;   ///< of them found in the page cache beforehand
+    uint64_t buffer_bytes;      ///< memory allocated for tensors by this load
+    uint64_t buffer_bytes_peak; ///< most of it alive and not yet handed out at one time
+    uint64_t bounce_bytes;      ///< memory of bounce slots
+    uint64_t plan_ns;           ///< time to plan
+    uint64_t first_tensor_ns;   ///< from the start until the first tensor was complete
+    uint64_t total_ns;          ///< from the start until the last byte was in place
+    uint64_t read_ns;           ///< summed over threads: in read calls and waiting for them
+    uint64_t copy_ns;           ///< summed over threads: copying
+    uint64_t wait_ns;           ///< the caller's time in waiting calls
+    uint64_t populate_ns;       ///< summed over threads: making destination pages
 } fst_load_stats;
 
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,
@@ -181,8 +182,8 @@ typedef struct fst_tensor_view {
     int writable; ///< 0 when stores to it fault (map_read_only)
 } fst_tensor_view;
 
-FST_API FST_NODISCARD fst_status fst_tensor_view_get(const fst_tensor *tensor,
-                                                     fst_tensor_view *out, fst_error *error);
+FST_API FST_NODISCARD fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out,
+                                                     fst_error *error);
 
 /// One more reference; returns its argument. NULL gives NULL.
 FST_API fst_tensor *fst_tensor_ref(fst_tensor *tensor);

@@ -39,14 +39,14 @@ typedef struct fst_tensor_info {
 } fst_tensor_info;
 
 typedef struct fst_file_info {
-    const char *path;        ///< as it was opened; belongs to the model
-    uint64_t size_bytes;     ///< of the whole file
-    uint64_t header_bytes;   ///< bytes before the first byte of tensor data
-    size_t tensor_count;     ///< in the file's header
-    size_t metadata_count;   ///< entries of __metadata__
-    int has_metadata;        ///< 1 when the file has a __metadata__ object, even an empty one
-    uint32_t header_reads;   ///< read calls that the header took
-    uint64_t table_bytes;    ///< memory of the parsed header, the header's own bytes included
+    const char *path;      ///< as it was opened; belongs to the model
+    uint64_t size_bytes;   ///< of the whole file
+    uint64_t header_bytes; ///< bytes before the first byte of tensor data
+    size_t tensor_count;   ///< in the file's header
+    size_t metadata_count; ///< entries of __metadata__
+    int has_metadata;      ///< 1 when the file has a __metadata__ object, even an empty one
+    uint32_t header_reads; ///< read calls that the header took
+    uint64_t table_bytes;  ///< memory of the parsed header, the header's own bytes included
 } fst_file_info;
 
 /// Opens a model: `path` is a .safetensors file, an index (*.safetensors.index.json), or a folder

@@ -22,8 +22,8 @@ static int set_text(PyObject *object, const char *name, const char *text) {
 }
 
 static int set_offset(PyObject *object, uint64_t offset) {
-    PyObject *value = offset == FST_NO_OFFSET ? Py_NewRef(Py_None)
-                                              : PyLong_FromUnsignedLongLong(offset);
+    PyObject *value =
+        offset == FST_NO_OFFSET ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(offset);
     int result = value == NULL ? -1 : PyObject_SetAttrString(object, "byte_offset", value);
     Py_XDECREF(value);
     return result;
@@ -41,16 +41,23 @@ static PyObject *raise_format(module_state *state, const fst_error *error, PyObj
     return NULL;
 }
 
-/// OSError(errno, message, file) picks its subclass (FileNotFoundError, ..) by errno.
+/// OSError(errno, message, file) picks its subclass (FileNotFoundError, ..) by errno. Of a plain
+/// refusal errno and path say all; Python appends the path.
 static PyObject *raise_system(const fst_error *error, PyObject *message) {
     int code = error->os_errno;
     if (code == 0 && error->status == FST_E_NOT_REGULAR) code = EINVAL;
     if (code == 0 && error->status == FST_E_NO_TENSORS) code = ENOENT;
+    if (error->os_errno != 0 && error->status != FST_E_IO)
+        message = PyUnicode_FromString(strerror(error->os_errno));
+    else
+        message = Py_NewRef(message);
     PyObject *file = PyUnicode_DecodeFSDefault(error->file);
-    PyObject *arguments = file == NULL ? NULL : Py_BuildValue("(iOO)", code, message, file);
+    PyObject *arguments =
+        file == NULL || message == NULL ? NULL : Py_BuildValue("(iOO)", code, message, file);
     if (arguments != NULL) PyErr_SetObject(PyExc_OSError, arguments);
     Py_XDECREF(arguments);
     Py_XDECREF(file);
+    Py_XDECREF(message);
     return NULL;
 }
 

@@ -46,7 +46,6 @@ fst_model *fstpy_model_begin(PyObject *self);
 void fstpy_model_end(PyObject *self);
 
 /// Opens a loader on a model; see Model.load in _core.pyi for the arguments.
-PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
-                           PyObject *kwargs);
+PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args, PyObject *kwargs);
 
 #endif

@@ -8,8 +8,7 @@
 #define SIGNAL_CHECK_MS 100
 
 typedef struct loader_object {
-    PyObject_HEAD
-    fst_loader *loader;
+    PyObject_HEAD fst_loader *loader;
     int uses;      ///< calls that run without the GIL
     int is_closed; ///< the last use closes
 } loader_object;
@@ -30,8 +29,7 @@ static void close_unused(loader_object *object) {
     fst_loader *loader = object->loader;
     if (!object->is_closed || object->uses > 0 || loader == NULL) return;
     object->loader = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    fst_loader_close(loader);
+    Py_BEGIN_ALLOW_THREADS fst_loader_close(loader);
     Py_END_ALLOW_THREADS
 }
 
@@ -140,8 +138,7 @@ static int read_items(module_state *state, const fst_model *model, PyObject *seq
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *object = PySequence_GetItem(sequence, i);
-        int good = object != NULL &&
-                   read_item(state, model, object, request, &request->items[i]);
+        int good = object != NULL && read_item(state, model, object, request, &request->items[i]);
         Py_XDECREF(object);
         if (!good) return 0;
     }
@@ -164,7 +161,8 @@ static int read_words(const char *mode, const char *engine, const char *order,
     static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
     static const char *const orders[] = {"file", "request"};
     int mode_number = find_word(mode, modes, FST_MODE_COUNT, "mode");
-    int engine_number = mode_number < 0 ? -1 : find_word(engine, engines, FST_ENGINE_COUNT, "engine");
+    int engine_number =
+        mode_number < 0 ? -1 : find_word(engine, engines, FST_ENGINE_COUNT, "engine");
     int order_number = engine_number < 0 ? -1 : find_word(order, orders, FST_ORDER_COUNT, "order");
     if (order_number < 0) return 0;
     options->mode = (fst_load_mode)mode_number;
@@ -185,8 +183,8 @@ static PyObject *wrap_loader(module_state *state, fst_loader *loader) {
 
 PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
                            PyObject *kwargs) {
-    static char *names[] = {"items", "mode", "engine", "threads", "order", "budget", "read_only",
-                            NULL};
+    static char *names[] = {"items", "mode",   "engine",    "threads",
+                            "order", "budget", "read_only", NULL};
     PyObject *items = Py_None;
     const char *mode = "auto", *engine = "auto", *order = "file";
     unsigned long long budget = 0;
@@ -204,10 +202,9 @@ PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args
         fst_error error;
         fst_loader *loader;
         fst_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = fst_loader_open(model, &options, &loader, &error);
-        Py_END_ALLOW_THREADS
-        result = status == FST_OK ? wrap_loader(state, loader) : fstpy_raise(state, &error);
+        Py_BEGIN_ALLOW_THREADS status = fst_loader_open(model, &options, &loader, &error);
+        Py_END_ALLOW_THREADS result =
+            status == FST_OK ? wrap_loader(state, loader) : fstpy_raise(state, &error);
     }
     request_clear(&request);
     return result;
@@ -220,10 +217,8 @@ static int wait_all(PyObject *self, fst_loader *loader) {
     fst_error error;
     fst_status status;
     for (;;) {
-        Py_BEGIN_ALLOW_THREADS
-        status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
-        Py_END_ALLOW_THREADS
-        if (status == FST_OK) return 1;
+        Py_BEGIN_ALLOW_THREADS status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
+        Py_END_ALLOW_THREADS if (status == FST_OK) return 1;
         if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0) {
             fst_loader_cancel(loader);
@@ -252,10 +247,8 @@ static PyObject *loader_iternext(PyObject *self) {
     fst_status status;
     PyObject *result = NULL;
     for (;;) {
-        Py_BEGIN_ALLOW_THREADS
-        status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
-        Py_END_ALLOW_THREADS
-        if (status != FST_E_TIMEOUT) break;
+        Py_BEGIN_ALLOW_THREADS status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
+        Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0) {
             fst_loader_cancel(loader);
             end_use(self);
@@ -278,11 +271,10 @@ static PyObject *loader_item(PyObject *self, PyObject *index_object) {
     fst_error error;
     fst_tensor *tensor;
     fst_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = fst_loader_item(loader, index, &tensor, &error);
-    Py_END_ALLOW_THREADS
-    PyObject *result = status == FST_OK ? fstpy_tensor_wrap(state_of(self), tensor)
-                                        : fstpy_raise(state_of(self), &error);
+    Py_BEGIN_ALLOW_THREADS status = fst_loader_item(loader, index, &tensor, &error);
+    Py_END_ALLOW_THREADS PyObject *result = status == FST_OK
+                                                ? fstpy_tensor_wrap(state_of(self), tensor)
+                                                : fstpy_raise(state_of(self), &error);
     end_use(self);
     return result;
 }
@@ -298,10 +290,28 @@ static PyObject *name_of(const fst_tensor *tensor, fst_dtype *dtype) {
     return name;
 }
 
-/// Adds item `index` to the dict: by the importer as a capsule where the mask has its dtype, else
-/// by the fallback as a Tensor.
-static int export_item(PyObject *self, fst_loader *loader, size_t index, PyObject *importer,
-                       PyObject *fallback, unsigned long mask, PyObject *result) {
+/// How tensors become values of the dict: by the importer as a capsule where the mask has the
+/// dtype, else by the fallback as a Tensor.
+typedef struct export_way {
+    PyObject *importer, *fallback;
+    unsigned long mask;
+} export_way;
+
+/// Takes over one reference of `tensor`.
+static PyObject *make_value(PyObject *self, fst_tensor *tensor, fst_dtype dtype,
+                            const export_way *way) {
+    int by_capsule = (way->mask >> dtype & 1) != 0;
+    PyObject *shown =
+        by_capsule ? fstpy_dlpack_capsule(tensor, 0) : fstpy_tensor_wrap(state_of(self), tensor);
+    if (shown == NULL) return NULL;
+    PyObject *value =
+        PyObject_CallFunctionObjArgs(by_capsule ? way->importer : way->fallback, shown, NULL);
+    Py_DECREF(shown);
+    return value;
+}
+
+static int export_item(PyObject *self, fst_loader *loader, size_t index, const export_way *way,
+                       PyObject *result) {
     fst_error error;
     fst_tensor *tensor;
     if (fst_loader_item(loader, index, &tensor, &error) != FST_OK) {
@@ -309,33 +319,27 @@ static int export_item(PyObject *self, fst_loader *loader, size_t index, PyObjec
         return 0;
     }
     fst_dtype dtype = FST_DTYPE_U8;
-    PyObject *name = name_of(tensor, &dtype), *value = NULL;
+    PyObject *name = name_of(tensor, &dtype);
     if (name == NULL) {
         fst_tensor_unref(tensor);
         return 0;
     }
-    int by_capsule = (mask >> dtype & 1) != 0;
-    PyObject *shown = by_capsule ? fstpy_dlpack_capsule(tensor, 0)
-                                 : fstpy_tensor_wrap(state_of(self), tensor);
-    if (shown != NULL)
-        value = PyObject_CallFunctionObjArgs(by_capsule ? importer : fallback, shown, NULL);
+    PyObject *value = make_value(self, tensor, dtype, way);
     int good = value != NULL && PyDict_SetItem(result, name, value) == 0;
     Py_XDECREF(value);
-    Py_XDECREF(shown);
     Py_DECREF(name);
     return good;
 }
 
 static PyObject *loader_export(PyObject *self, PyObject *args) {
-    PyObject *importer, *fallback;
-    unsigned long mask;
-    if (!PyArg_ParseTuple(args, "OOk:export", &importer, &fallback, &mask)) return NULL;
+    export_way way;
+    if (!PyArg_ParseTuple(args, "OOk:export", &way.importer, &way.fallback, &way.mask)) return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
     PyObject *result = wait_all(self, loader) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);
     for (size_t i = 0; result != NULL && i < count; i++)
-        if (!export_item(self, loader, i, importer, fallback, mask, result)) Py_CLEAR(result);
+        if (!export_item(self, loader, i, &way, result)) Py_CLEAR(result);
     end_use(self);
     return result;
 }
@@ -389,7 +393,8 @@ static void loader_dealloc(PyObject *self) {
 }
 
 static Py_ssize_t loader_length(PyObject *self) {
-    return (Py_ssize_t)fst_loader_tensor_count(((loader_object *)self)->loader);
+    const loader_object *object = (loader_object *)self;
+    return (Py_ssize_t)fst_loader_tensor_count(object->is_closed ? NULL : object->loader);
 }
 
 static PyMethodDef loader_methods[] = {

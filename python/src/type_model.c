@@ -5,8 +5,7 @@
 #include <string.h>
 
 typedef struct model_object {
-    PyObject_HEAD
-    fst_model *model;
+    PyObject_HEAD fst_model *model;
     PyObject *names; ///< list of str in file order, made once
     int uses;        ///< calls that run without the GIL
     int is_closed;   ///< the last use closes
@@ -15,8 +14,7 @@ typedef struct model_object {
 static fst_model *model_of(PyObject *self) {
     const model_object *object = (model_object *)self;
     fst_model *model = object->is_closed ? NULL : object->model;
-    if (model == NULL)
-        PyErr_SetString(fstpy_state(Py_TYPE(self))->error_class, "File is closed");
+    if (model == NULL) PyErr_SetString(fstpy_state(Py_TYPE(self))->error_class, "File is closed");
     return model;
 }
 
@@ -85,10 +83,8 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         fst_error error;
         fst_model *model = NULL;
         fst_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = open_model(encoded, count, single, lenient, &model, &error);
-        Py_END_ALLOW_THREADS
-        allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+        Py_BEGIN_ALLOW_THREADS status = open_model(encoded, count, single, lenient, &model, &error);
+        Py_END_ALLOW_THREADS allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
         if (status != FST_OK)
             fstpy_raise(fstpy_state(type), &error);
         else if ((self = allocate(type, 0)) != NULL)

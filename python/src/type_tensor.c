@@ -5,8 +5,7 @@
 #include <string.h>
 
 typedef struct tensor_object {
-    PyObject_HEAD
-    fst_tensor *tensor;
+    PyObject_HEAD fst_tensor *tensor;
 } tensor_object;
 
 static fst_tensor_view view_of(PyObject *self) {
@@ -106,14 +105,12 @@ static PyObject *get_array_interface(PyObject *self, void *closure) {
     // numpy refuses a null pointer even for no bytes.
     unsigned long long address =
         (unsigned long long)(uintptr_t)(view.data == NULL ? (void *)self : view.data);
-    return Py_BuildValue("{s:N,s:s,s:(KN),s:i}", "shape", shape, "typestr",
-                         typestr_of(view.dtype), "data", address,
-                         PyBool_FromLong(!view.writable), "version", 3);
+    return Py_BuildValue("{s:N,s:s,s:(KN),s:i}", "shape", shape, "typestr", typestr_of(view.dtype),
+                         "data", address, PyBool_FromLong(!view.writable), "version", 3);
 }
 
 static PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"stream", "max_version", "dl_device", "copy", "as_bytes",
-                            NULL};
+    static char *names[] = {"stream", "max_version", "dl_device", "copy", "as_bytes", NULL};
     PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
     int as_bytes = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOp:__dlpack__", names, &stream, &version,

@@ -60,8 +60,8 @@ fst_status fst_loader_item(fst_loader *loader, size_t item_index, fst_tensor **o
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(loader != NULL, error, "loader is NULL");
-    API_REQUIRE(item_index < fsti_loader_tensor_count(loader), error, "item %zu of %zu",
-                item_index, fsti_loader_tensor_count(loader));
+    API_REQUIRE(item_index < fsti_loader_tensor_count(loader), error, "item %zu of %zu", item_index,
+                fsti_loader_tensor_count(loader));
     return fsti_loader_item(loader, item_index, out, error);
 }
 
@@ -80,8 +80,7 @@ void fst_loader_cancel(fst_loader *loader) {
 
 void fst_loader_close(fst_loader *loader) { fsti_loader_close(loader); }
 
-fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats,
-                                fst_error *error) {
+fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats, fst_error *error) {
     API_REQUIRE(loader != NULL && stats != NULL, error, "loader or stats is NULL");
     size_t size = stats->struct_size;
     API_REQUIRE(size >= sizeof(size_t), error, "struct_size is not set");
@@ -105,7 +104,6 @@ void fst_tensor_unref(fst_tensor *tensor) { fsti_tensor_unref(tensor); }
 
 fst_status fst_engines_probe(const char *path, fst_engine_info *infos, size_t capacity,
                              size_t *count, fst_error *error) {
-    API_REQUIRE(count != NULL && (infos != NULL || capacity == 0), error,
-                "count or infos is NULL");
+    API_REQUIRE(count != NULL && (infos != NULL || capacity == 0), error, "count or infos is NULL");
     return fsti_loader_probe(path, infos, capacity, count, error);
 }

@@ -6,8 +6,7 @@
 #include "fastsafetensors.h"
 #include "loader/loader.h"
 
-static fst_status read_options(const fst_open_options *options, uint32_t *flags,
-                               fst_error *error) {
+static fst_status read_options(const fst_open_options *options, uint32_t *flags, fst_error *error) {
     fst_open_options known = {.struct_size = sizeof known};
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
@@ -60,8 +59,8 @@ fst_status fst_model_tensor_info(const fst_model *model, size_t index, fst_tenso
     return FST_OK;
 }
 
-fst_status fst_model_find(const fst_model *model, const char *name, size_t name_size,
-                          size_t *index, fst_error *error) {
+fst_status fst_model_find(const fst_model *model, const char *name, size_t name_size, size_t *index,
+                          fst_error *error) {
     API_REQUIRE(model != NULL && name != NULL && index != NULL, error,
                 "model, name or index is NULL");
     if (name_size == SIZE_MAX) name_size = strlen(name);
@@ -82,8 +81,8 @@ fst_status fst_model_metadata(const fst_model *model, size_t file_index, size_t 
     fst_file_info info;
     FST_TRY(fst_model_file_info(model, file_index, &info, error));
     API_REQUIRE(out != NULL, error, "out is NULL");
-    API_REQUIRE(entry_index < info.metadata_count, error, "metadata entry %zu of %zu",
-                entry_index, info.metadata_count);
+    API_REQUIRE(entry_index < info.metadata_count, error, "metadata entry %zu of %zu", entry_index,
+                info.metadata_count);
     fsti_model_metadata(model, file_index, entry_index, out);
     return FST_OK;
 }

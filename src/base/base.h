@@ -36,9 +36,9 @@ typedef struct fsti_error_place {
 
 /// Fills `error` (NULL allowed) with a message made of `format`, then file, tensor, offset and
 /// errno as far as `place` knows them. Returns `status`.
-__attribute__((format(printf, 4, 5))) fst_status
-fsti_error_set(fst_error *error, fst_status status, fsti_error_place place, const char *format,
-               ...);
+__attribute__((format(printf, 4, 5))) fst_status fsti_error_set(fst_error *error, fst_status status,
+                                                                fsti_error_place place,
+                                                                const char *format, ...);
 
 /// A failing system call on `path`: picks the status by errno and says it in words.
 fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, const char *what);

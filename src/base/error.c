@@ -59,8 +59,7 @@ fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place 
         append_text(error->message, sizeof error->message, ", tensor `%s`", error->tensor);
     }
     if (place.byte_offset != FST_NO_OFFSET)
-        append_text(error->message, sizeof error->message, ", at byte %" PRIu64,
-                    place.byte_offset);
+        append_text(error->message, sizeof error->message, ", at byte %" PRIu64, place.byte_offset);
     if (place.file != NULL) {
         copy_printable(error->file, sizeof error->file, place.file, strlen(place.file));
         append_text(error->message, sizeof error->message, ", in %s", error->file);

@@ -94,8 +94,8 @@ static void release_small(fsti_buffer *buffer) { free(buffer->data); }
 /// Maps `bytes` at a multiple of the huge page by mapping more and giving the ends back.
 static char *map_huge(uint64_t bytes) {
     uint64_t slack = bytes >= FSTI_HUGE_PAGE_BYTES ? FSTI_HUGE_PAGE_BYTES : 0;
-    char *start = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                       -1, 0);
+    char *start =
+        mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) return NULL;
     if (slack == 0) return start;
     uint64_t before = fsti_align_up((uintptr_t)start, FSTI_HUGE_PAGE_BYTES) - (uintptr_t)start;

@@ -22,9 +22,9 @@ typedef struct fsti_tensor {
     uint32_t name_size;
     uint32_t shape_at; ///< in header->shapes
     uint32_t rank;
-    uint32_t hash;    ///< upper half of the name's hash
-    uint8_t dtype;    ///< fst_dtype
-    uint8_t escaped;  ///< used while parsing
+    uint32_t hash;   ///< upper half of the name's hash
+    uint8_t dtype;   ///< fst_dtype
+    uint8_t escaped; ///< used while parsing
 } fsti_tensor;
 
 /// A span of the header's text, decoded and NUL-terminated.
@@ -41,8 +41,8 @@ typedef struct fsti_header {
     fsti_refcount refs;
     char *bytes; ///< the JSON text; names are decoded in place
     size_t byte_count;
-    uint64_t data_begin; ///< bytes of the file before the data section
-    uint64_t data_bytes; ///< bytes of the data section that tensors cover
+    uint64_t data_begin;  ///< bytes of the file before the data section
+    uint64_t data_bytes;  ///< bytes of the data section that tensors cover
     fsti_tensor *tensors; ///< in file order: by (begin, end)
     size_t tensor_count;
     uint64_t *shapes;

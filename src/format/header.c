@@ -54,7 +54,8 @@ static fst_status duplicate_failure(const header_build *build, size_t index, fst
 static void finish_text(fsti_header *header, fsti_text *text) {
     char *start = header->bytes + text->at;
     json_string raw = {start, text->size, true};
-    if (memchr(start, '\\', text->size) != NULL) text->size = (uint32_t)fsti_json_decode(&raw, start);
+    if (memchr(start, '\\', text->size) != NULL)
+        text->size = (uint32_t)fsti_json_decode(&raw, start);
     start[text->size] = '\0';
 }
 
@@ -65,8 +66,8 @@ static void finish_names(fsti_header *header) {
             fsti_text text = {tensor->name_at, tensor->name_size};
             finish_text(header, &text);
             tensor->name_size = text.size;
-            tensor->hash = (uint32_t)(
-                fsti_hash(header->bytes + text.at, text.size, header->hash_key) >> 32);
+            tensor->hash =
+                (uint32_t)(fsti_hash(header->bytes + text.at, text.size, header->hash_key) >> 32);
         } else {
             header->bytes[tensor->name_at + tensor->name_size] = '\0';
         }

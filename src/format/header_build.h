@@ -32,6 +32,6 @@ bool fsti_header_index_names(fsti_header *header, size_t *duplicate);
 
 /// Checks offsets, shapes and sizes in the reference's order.
 fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rules *rules,
-                           fst_error *error);
+                                fst_error *error);
 
 #endif

@@ -40,8 +40,8 @@ bool fsti_header_index_names(fsti_header *header, size_t *duplicate) {
     header->slot_count = slot_count;
     for (size_t i = 0; i < header->tensor_count; i++) {
         const fsti_tensor *tensor = &header->tensors[i];
-        size_t slot = find_slot(header, fsti_header_name(header, tensor), tensor->name_size,
-                                tensor->hash);
+        size_t slot =
+            find_slot(header, fsti_header_name(header, tensor), tensor->name_size, tensor->hash);
         if (header->slots[slot] != 0) {
             *duplicate = i;
             return true;

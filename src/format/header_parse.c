@@ -70,7 +70,7 @@ static bool read_field(header_build *build, fsti_tensor *tensor, unsigned *seen)
     unsigned field = fsti_json_equals(&key, "dtype")          ? FIELD_DTYPE
                      : fsti_json_equals(&key, "shape")        ? FIELD_SHAPE
                      : fsti_json_equals(&key, "data_offsets") ? FIELD_OFFSETS
-                                                         : 0;
+                                                              : 0;
     if ((*seen & field) != 0) return json_fault(reader, "field given twice");
     *seen |= field;
     if (!json_expect(reader, ':', "expected ':' after a key")) return false;
@@ -148,8 +148,8 @@ static bool read_entry_fast(header_build *build, fsti_tensor *tensor) {
     if (!TAKE_LITERAL(at, ":{\"dtype\":\"")) return false;
     if (memcmp(at, last, last_size) != 0) {
         const char *quote = memchr(at, '"', 16);
-        fst_dtype dtype = quote == NULL ? FST_DTYPE_COUNT
-                                        : fsti_dtype_find(at, (size_t)(quote - at));
+        fst_dtype dtype =
+            quote == NULL ? FST_DTYPE_COUNT : fsti_dtype_find(at, (size_t)(quote - at));
         if (dtype == FST_DTYPE_COUNT) return false;
         build->last_dtype = (uint8_t)dtype;
         last_size = (size_t)(quote - at);
@@ -197,7 +197,8 @@ static bool read_metadata(header_build *build) {
             return false;
         json_skip_space(reader);
         if (*reader->cursor != '"') return json_fault(reader, "metadata value is not a string");
-        if (!fsti_json_read_string(reader, &value) || !push_metadata(build, &key, &value)) return false;
+        if (!fsti_json_read_string(reader, &value) || !push_metadata(build, &key, &value))
+            return false;
     } while (json_take(reader, ','));
     return json_expect(reader, '}', "expected ',' or '}' in __metadata__");
 }

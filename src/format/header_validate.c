@@ -62,16 +62,15 @@ static fst_status validate_tensor(const fsti_header *header, const fsti_tensor *
                               fsti_status_meaning(status),
                               fsti_dtype_name((fst_dtype)tensor->dtype));
     if (tensor->end - tensor->begin != size_bytes)
-        return fsti_error_set(error, FST_E_TENSOR_INVALID_INFO, place,
-                              "TensorInvalidInfo: shape and dtype %s make %" PRIu64
-                              " bytes, data_offsets %" PRIu64,
-                              fsti_dtype_name((fst_dtype)tensor->dtype), size_bytes,
-                              tensor->end - tensor->begin);
+        return fsti_error_set(
+            error, FST_E_TENSOR_INVALID_INFO, place,
+            "TensorInvalidInfo: shape and dtype %s make %" PRIu64 " bytes, data_offsets %" PRIu64,
+            fsti_dtype_name((fst_dtype)tensor->dtype), size_bytes, tensor->end - tensor->begin);
     return FST_OK;
 }
 
 fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rules *rules,
-                           fst_error *error) {
+                                fst_error *error) {
     fsti_error_place place = FSTI_NOWHERE;
     place.file = rules->path;
     uint64_t covered = 0;

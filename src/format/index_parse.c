@@ -50,8 +50,9 @@ static bool grow_slots(index_build *build) {
     if (slots == NULL) return false;
     const fsti_index *index = build->index;
     for (size_t i = 0; i < index->file_count; i++) {
-        size_t slot = fsti_hash(index->bytes + index->files[i].at, index->files[i].size,
-                                build->hash_key) & (slot_count - 1);
+        size_t slot =
+            fsti_hash(index->bytes + index->files[i].at, index->files[i].size, build->hash_key) &
+            (slot_count - 1);
         while (slots[slot] != 0) slot = (slot + 1) & (slot_count - 1);
         slots[slot] = (uint32_t)i + 1;
     }
@@ -87,7 +88,8 @@ static bool read_mapping(index_build *build) {
     json_reader *reader = &build->reader;
     fsti_index *index = build->index;
     json_string name, file;
-    if (!fsti_json_read_string(reader, &name) || !json_expect(reader, ':', "expected ':' after a key") ||
+    if (!fsti_json_read_string(reader, &name) ||
+        !json_expect(reader, ':', "expected ':' after a key") ||
         !fsti_json_read_string(reader, &file))
         return false;
     fsti_text file_text = finish_string(build, &file);

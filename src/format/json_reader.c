@@ -16,9 +16,9 @@ static inline const char *scan_plain(const char *at) {
     for (;; at += 16) {
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
         // Signed compare: bytes below 0x20 and bytes from 0x80 up are both "less".
-        __m128i stop = _mm_or_si128(_mm_cmplt_epi8(bytes, first_plain),
-                                    _mm_or_si128(_mm_cmpeq_epi8(bytes, quote),
-                                                 _mm_cmpeq_epi8(bytes, backslash)));
+        __m128i stop = _mm_or_si128(
+            _mm_cmplt_epi8(bytes, first_plain),
+            _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, backslash)));
         int mask = _mm_movemask_epi8(stop);
         if (mask != 0) return at + __builtin_ctz((unsigned)mask);
     }
@@ -229,8 +229,7 @@ size_t fsti_json_decode(const json_string *string, char *target) {
 
 bool fsti_json_equals(const json_string *string, const char *literal) {
     size_t size = strlen(literal);
-    if (!string->escaped)
-        return string->size == size && memcmp(string->text, literal, size) == 0;
+    if (!string->escaped) return string->size == size && memcmp(string->text, literal, size) == 0;
     char decoded[128]; // longer than any literal, even with every letter escaped
     if (string->size > sizeof decoded) return false;
     return fsti_json_decode(string, decoded) == size && memcmp(decoded, literal, size) == 0;

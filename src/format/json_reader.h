@@ -9,7 +9,7 @@
 /// every scan. All read functions return false at a fault and leave `fault` and `cursor` there.
 typedef struct json_reader {
     const char *start, *cursor, *end;
-    const char *fault; ///< what was wrong; a constant
+    const char *fault;   ///< what was wrong; a constant
     bool has_high_bytes; ///< some byte >= 0x80 was seen: UTF-8 must be checked
 } json_reader;
 

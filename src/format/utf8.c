@@ -12,7 +12,7 @@ static size_t sequence_length(const unsigned char *bytes, size_t left) {
     size_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
     if (length > left) return 0;
     unsigned char low = 0x80, high = 0xbf;
-    if (lead == 0xe0) low = 0xa0; // no overlong forms
+    if (lead == 0xe0) low = 0xa0;  // no overlong forms
     if (lead == 0xed) high = 0x9f; // no surrogates
     if (lead == 0xf0) low = 0x90;
     if (lead == 0xf4) high = 0x8f; // at most U+10FFFF

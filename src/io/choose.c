@@ -63,7 +63,7 @@ fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed
         out->resident = &fsti_io_engine_pread;
         why_resident = "cached chunks are read with pread: the file can't be mapped";
     }
-    snprintf(out->reason, sizeof out->reason, "absent chunks by %s (%.120s), %s",
-             out->absent->name, why_absent, why_resident);
+    snprintf(out->reason, sizeof out->reason, "absent chunks by %s (%.120s), %s", out->absent->name,
+             why_absent, why_resident);
     return FST_OK;
 }

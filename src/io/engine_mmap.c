@@ -9,12 +9,13 @@
 static void submit_mapped(void *lane, fsti_read *read) {
     const char *mapping = fsti_io_file_mapping(read->file);
     fsti_io_sync_finish(lane, read, mapping == NULL ? -ENOMEM : (int64_t)read->size,
-                   mapping == NULL ? NULL : mapping + read->offset);
+                        mapping == NULL ? NULL : mapping + read->offset);
 }
 
 static bool mapping_usable(fsti_file *file, char *reason, size_t reason_size) {
     bool usable = file == NULL || fsti_io_file_mapping(file) != NULL;
-    snprintf(reason, reason_size, "%s", usable ? "files can be mapped" : "the file can't be mapped");
+    snprintf(reason, reason_size, "%s",
+             usable ? "files can be mapped" : "the file can't be mapped");
     return usable;
 }
 

@@ -56,8 +56,7 @@ bool fsti_io_uring_available(char *reason, size_t reason_size) {
 
 static bool map_rings(uring_lane *lane, const struct io_uring_params *params) {
     size_t submit_bytes = params->sq_off.array + params->sq_entries * sizeof(unsigned);
-    size_t complete_bytes =
-        params->cq_off.cqes + params->cq_entries * sizeof(struct io_uring_cqe);
+    size_t complete_bytes = params->cq_off.cqes + params->cq_entries * sizeof(struct io_uring_cqe);
     lane->ring_bytes = submit_bytes > complete_bytes ? submit_bytes : complete_bytes;
     lane->entries_bytes = params->sq_entries * sizeof(struct io_uring_sqe);
     lane->ring = mmap(NULL, lane->ring_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
@@ -138,8 +137,7 @@ static int enter_kernel(uring_lane *lane, bool must_wait) {
 /// Takes back the last queued read of a broken ring.
 static fsti_read *fail_unsubmitted(uring_lane *lane, int os_errno) {
     unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed) - 1;
-    fsti_read *read =
-        (fsti_read *)(uintptr_t)lane->entries[tail & lane->submit_mask].user_data;
+    fsti_read *read = (fsti_read *)(uintptr_t)lane->entries[tail & lane->submit_mask].user_data;
     atomic_store_explicit(lane->submit_tail, tail, memory_order_release);
     lane->unsubmitted--;
     lane->in_flight--;

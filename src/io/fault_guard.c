@@ -56,8 +56,7 @@ bool fsti_io_guard_ready(void) {
            (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_bus_error;
 }
 
-bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin,
-                     uint64_t size) {
+bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin, uint64_t size) {
     guarded_range range = {.begin = begin, .end = (const char *)begin + size};
     if (sigsetjmp(range.resume, 0) != 0) {
         current_range = NULL;

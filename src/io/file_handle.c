@@ -82,7 +82,7 @@ const char *fsti_file_path(const fsti_file *file) { return file->path; }
 uint64_t fsti_file_size(const fsti_file *file) { return file->size_bytes; }
 
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
-                          uint32_t *read_count, fst_error *error) {
+                          fst_error *error) {
     *got = 0;
     while (*got < size) {
         fsti_read read = {.file = file,
@@ -92,7 +92,7 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
         ssize_t result = pread(file->fd, read.buffer, read.size, (off_t)read.offset);
         read.result = result < 0 ? -errno : result;
         fsti_io_finish(&read);
-        ++*read_count;
+        file->read_count++;
         if (read.result == -EINTR) continue;
         if (read.result < 0) return fsti_error_errno(error, (int)-read.result, file->path, "read");
         if (read.result == 0) break;
@@ -100,6 +100,8 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
     }
     return FST_OK;
 }
+
+uint32_t fsti_file_read_count(const fsti_file *file) { return file->read_count; }
 
 fst_status fsti_file_check(const fsti_file *file, fst_error *error) {
     struct stat info;
@@ -122,8 +124,8 @@ fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst
     int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
     if (fsti_alloc_fails()) return fsti_error_memory(error, file->size_bytes);
     // MAP_NORESERVE: pages that nobody writes to cost nothing.
-    void *address = mmap(NULL, file->size_bytes, protection, MAP_PRIVATE | MAP_NORESERVE, file->fd,
-                         0);
+    void *address =
+        mmap(NULL, file->size_bytes, protection, MAP_PRIVATE | MAP_NORESERVE, file->fd, 0);
     if (address == MAP_FAILED) return fsti_error_errno(error, errno, file->path, "mmap");
     *out = address;
     return FST_OK;

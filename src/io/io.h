@@ -23,10 +23,11 @@ void fsti_file_unref(fsti_file *file);
 const char *fsti_file_path(const fsti_file *file);
 uint64_t fsti_file_size(const fsti_file *file);
 
-/// Reads up to `size` bytes at `offset`, fewer only at the end of the file. *got: bytes read,
-/// *read_count grows by the system calls.
+/// Reads up to `size` bytes at `offset`, fewer only at the end of the file. *got: bytes read.
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
-                          uint32_t *read_count, fst_error *error);
+                          fst_error *error);
+/// System calls that fsti_file_read() has made on the file.
+uint32_t fsti_file_read_count(const fsti_file *file);
 
 /// FST_E_FILE_CHANGED when size or modification time differ from what they were at open.
 fst_status fsti_file_check(const fsti_file *file, fst_error *error);
@@ -91,8 +92,7 @@ fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed
 bool fsti_io_guard_ready(void);
 /// Runs `work(context)`, which reads [begin, begin + size); false when a page there could not be
 /// had (the file shrank, or an I/O error). `work` must own nothing that needs undoing.
-bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin,
-                     uint64_t size);
+bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin, uint64_t size);
 
 /// For tests: called with every finished read, may change its result.
 typedef void (*fsti_io_fault_hook)(fsti_read *read);

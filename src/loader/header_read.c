@@ -22,8 +22,7 @@ static fst_status read_rest(model_file *target, char **bytes, size_t have, size_
     if (grown == NULL) return fsti_error_memory(error, wanted);
     *bytes = grown;
     if (have < wanted) {
-        FST_TRY(fsti_file_read(target->file, grown + have, wanted - have, have, &got,
-                               &target->header_reads, error));
+        FST_TRY(fsti_file_read(target->file, grown + have, wanted - have, have, &got, error));
         if (got < wanted - have) return file_ended(target->file, error);
     }
     // The text alone from here on, at the start of its block, ended by zeros.
@@ -37,7 +36,7 @@ static fst_status read_header(model_file *target, const fsti_header_rules *rules
     size_t first = (size_t)fsti_min(rules->file_size, FIRST_READ_BYTES), got;
     *bytes = fsti_alloc(first + FSTI_FORMAT_PADDING_BYTES);
     if (*bytes == NULL) return fsti_error_memory(error, first);
-    FST_TRY(fsti_file_read(target->file, *bytes, first, 0, &got, &target->header_reads, error));
+    FST_TRY(fsti_file_read(target->file, *bytes, first, 0, &got, error));
     if (got < first) return file_ended(target->file, error);
     FST_TRY(fsti_header_length((unsigned char *)*bytes, rules, header_bytes, error));
     return read_rest(target, bytes, got, (size_t)*header_bytes, error);
@@ -58,6 +57,7 @@ fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_
         status = fsti_header_parse(bytes, (size_t)header_bytes, &rules, &out->header, error);
     else
         fsti_free(bytes);
+    out->header_reads = fsti_file_read_count(out->file);
     if (status != FST_OK) fsti_model_file_clear(out);
     return status;
 }
@@ -72,7 +72,6 @@ void fsti_model_file_clear(model_file *file) {
 fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,
                                 fst_error *error) {
     fsti_file *file;
-    uint32_t read_count = 0;
     FST_TRY(fsti_file_open(path, &file, error));
     uint64_t size = fsti_file_size(file);
     fst_status status = FST_OK;
@@ -85,8 +84,7 @@ fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_cou
         *bytes = fsti_alloc((size_t)size + FSTI_FORMAT_PADDING_BYTES);
         if (*bytes == NULL) status = fsti_error_memory(error, size);
     }
-    if (status == FST_OK)
-        status = fsti_file_read(file, *bytes, (size_t)size, 0, byte_count, &read_count, error);
+    if (status == FST_OK) status = fsti_file_read(file, *bytes, (size_t)size, 0, byte_count, error);
     if (status == FST_OK)
         memset(*bytes + *byte_count, 0, FSTI_FORMAT_PADDING_BYTES);
     else

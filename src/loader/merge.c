@@ -45,8 +45,7 @@ static fst_status index_names(fst_model *model, fst_error *error) {
     for (size_t i = 0; i < model->tensor_count; i++) {
         model_entry entry = model->entries[i];
         const fsti_tensor *tensor = entry_tensor(model, entry);
-        size_t slot =
-            find_slot(model, entry_name(model, entry), tensor->name_size, tensor->hash);
+        size_t slot = find_slot(model, entry_name(model, entry), tensor->name_size, tensor->hash);
         if (model->slots[slot] != 0)
             return duplicate_failure(model, model->entries[model->slots[slot] - 1], entry, error);
         model->slots[slot] = (uint32_t)i + 1;
@@ -92,9 +91,8 @@ static void collect_entries(fst_model *model, const char *marks) {
 static fst_status collect_mapped(fst_model *model, const fsti_index *index, fst_error *error) {
     char *marks = fsti_alloc_zeroed(count_all(model), 1);
     size_t *file_starts = fsti_alloc_zeroed(model->file_count, sizeof *file_starts);
-    fst_status status = marks == NULL || file_starts == NULL
-                            ? fsti_error_memory(error, count_all(model))
-                            : FST_OK;
+    fst_status status =
+        marks == NULL || file_starts == NULL ? fsti_error_memory(error, count_all(model)) : FST_OK;
     for (size_t i = 1; status == FST_OK && i < model->file_count; i++)
         file_starts[i] = file_starts[i - 1] + model->files[i - 1].header->tensor_count;
     if (status == FST_OK) status = mark_mapped(model, index, marks, file_starts, error);

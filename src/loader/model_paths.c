@@ -71,8 +71,8 @@ static fst_status open_index(const char *path, uint64_t hash_key, model_paths *o
     const char *slash = strrchr(path, '/');
     size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
     for (size_t i = 0; i < out->index.file_count; i++)
-        FST_TRY(push_path(out, path, folder_size, out->index.bytes + out->index.files[i].at,
-                          error));
+        FST_TRY(
+            push_path(out, path, folder_size, out->index.bytes + out->index.files[i].at, error));
     return FST_OK;
 }
 
@@ -92,8 +92,8 @@ static fst_status open_folder(const char *folder, uint64_t hash_key, model_paths
         status = list_folder(folder, ".safetensors", out, error);
     fsti_model_paths_clear(&indices);
     if (status == FST_OK && !out->has_index && out->count == 0)
-        status = fsti_error_set(error, FST_E_NO_TENSORS, place,
-                                "no *.safetensors file in the folder");
+        status =
+            fsti_error_set(error, FST_E_NO_TENSORS, place, "no *.safetensors file in the folder");
     return status;
 }
 

@@ -60,7 +60,8 @@ static fst_status copy_from_mapping(fst_loader *loader, uint32_t item_index, fst
     bool guarded = !loader->options.no_sigbus_guard && fsti_io_guard_ready();
     bool good = true;
     if (guarded)
-        good = fsti_io_guarded(gather, &copy, copy.mapping, fsti_file_size(loader->files[item->file]));
+        good =
+            fsti_io_guarded(gather, &copy, copy.mapping, fsti_file_size(loader->files[item->file]));
     else
         gather(&copy);
     fst_status status = fsti_file_check(loader->files[item->file], error);

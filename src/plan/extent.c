@@ -72,8 +72,8 @@ static fst_status cut_extents(plan_build *build, uint32_t batch_index, size_t se
 
 /// A linear extent keeps its place within the page; the pages at its ends are its own.
 static uint64_t place_linear(fsti_plan *plan, fsti_plan_extent *extent, uint64_t cursor) {
-    extent->buffer_offset = fsti_align_up(cursor, FSTI_PLAN_PAGE_BYTES) +
-                            extent->begin % FSTI_PLAN_PAGE_BYTES;
+    extent->buffer_offset =
+        fsti_align_up(cursor, FSTI_PLAN_PAGE_BYTES) + extent->begin % FSTI_PLAN_PAGE_BYTES;
     for (size_t i = 0; i < extent->segment_count; i++) {
         const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
         plan->items[segment->item].buffer_offset =
@@ -103,8 +103,8 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     uint64_t origin = fsti_align_down(extent->begin, FSTI_PLAN_PAGE_BYTES);
     uint32_t first = (uint32_t)plan->chunk_count;
     for (uint64_t begin = extent->begin; begin < extent->end;) {
-        uint64_t end = fsti_align_down(begin - origin, FSTI_PLAN_CHUNK_BYTES) +
-                       FSTI_PLAN_CHUNK_BYTES + origin;
+        uint64_t end =
+            fsti_align_down(begin - origin, FSTI_PLAN_CHUNK_BYTES) + FSTI_PLAN_CHUNK_BYTES + origin;
         end = fsti_min(end, extent->end);
         if (!fsti_array_reserve((void **)&plan->chunks, &build->chunk_capacity, plan->chunk_count,
                                 sizeof *plan->chunks, UINT32_MAX))

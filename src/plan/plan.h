@@ -60,7 +60,7 @@ typedef struct fsti_plan_segment {
 } fsti_plan_segment;
 
 typedef struct fsti_plan_extent {
-    uint64_t begin, end; ///< bytes of the file
+    uint64_t begin, end;    ///< bytes of the file
     uint64_t buffer_offset; ///< of `begin`, when linear
     size_t segment_first, segment_count;
     uint32_t file, batch;

@@ -77,8 +77,8 @@ fst_status fsti_plan_resolve_items(plan_build *build) {
 
 static fst_status push_segment(plan_build *build, const fsti_plan_segment *segment) {
     fsti_plan *plan = build->plan;
-    if (!fsti_array_reserve((void **)&plan->segments, &build->segment_capacity,
-                            plan->segment_count, sizeof *plan->segments, UINT32_MAX))
+    if (!fsti_array_reserve((void **)&plan->segments, &build->segment_capacity, plan->segment_count,
+                            sizeof *plan->segments, UINT32_MAX))
         return fsti_error_memory(build->error, plan->segment_count * sizeof *plan->segments);
     plan->segments[plan->segment_count++] = *segment;
     return FST_OK;
@@ -140,50 +140,65 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
     return FST_OK;
 }
 
-/// Walks the dimensions outside of the strided one, last one fastest.
-static bool next_outer(const fsti_plan_want *want, uint64_t *counter, uint32_t outer_count,
-                       uint64_t *offset, const fsti_tensor *tensor, const uint64_t *whole) {
-    for (uint32_t i = outer_count; i-- > 0;) {
-        uint64_t pitch = pitch_bits(tensor, whole, i) / 8;
-        uint64_t span = want->slice_end[i] - want->slice_begin[i];
-        *offset += pitch;
-        if (++counter[i] < span) return true;
-        *offset -= pitch * span;
-        counter[i] = 0;
+/// The dimensions outside of the strided one, walked in row-major order.
+typedef struct outer_walk {
+    const fsti_plan_want *want;
+    const fsti_tensor *tensor;
+    const uint64_t *whole; ///< shape of the tensor
+    uint64_t *counter;     ///< position in the slice, by dimension
+    uint32_t count;
+    uint64_t offset; ///< bytes from the slice's first element
+} outer_walk;
+
+static bool next_outer(outer_walk *walk) {
+    for (uint32_t i = walk->count; i-- > 0;) {
+        uint64_t pitch = pitch_bits(walk->tensor, walk->whole, i) / 8;
+        uint64_t span = walk->want->slice_end[i] - walk->want->slice_begin[i];
+        walk->offset += pitch;
+        if (++walk->counter[i] < span) return true;
+        walk->offset -= pitch * span;
+        walk->counter[i] = 0;
     }
     return false;
+}
+
+/// The rows at one position of the walk; a segment counts them in 32 bits, more of them are cut.
+static fst_status append_rows(plan_build *build, fsti_plan_segment *segment, uint64_t begin,
+                              uint64_t row_count) {
+    for (uint64_t done = 0; done < row_count; done += segment->run_count) {
+        segment->run_count = (uint32_t)fsti_min(row_count - done, UINT32_MAX);
+        segment->file_offset = begin + done * segment->stride_bytes;
+        FST_TRY(push_rows(build, segment));
+        segment->item_offset += segment->run_count * segment->run_bytes;
+    }
+    return FST_OK;
 }
 
 static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan_segment segment) {
     const fsti_plan_want *want = &build->wants[item_index];
     const fsti_header *header = build->headers[want->file];
     const fsti_tensor *tensor = &header->tensors[want->tensor];
-    const uint64_t *whole = fsti_header_shape(header, tensor);
     slice_geometry geometry = {0};
     FST_TRY(measure_slice(build, want, &geometry));
-    uint32_t row_dimension = geometry.cut; // rows are counted along the dimension before it
-    uint32_t outer_count = row_dimension == 0 ? 0 : row_dimension - 1;
-    uint64_t row_count = row_dimension == 0 ? 1
-                                            : want->slice_end[row_dimension - 1] -
-                                                  want->slice_begin[row_dimension - 1];
-    uint64_t *counter = fsti_alloc_zeroed(outer_count, sizeof *counter);
-    if (counter == NULL) return fsti_error_memory(build->error, outer_count * sizeof *counter);
-    segment.run_bytes = geometry.run_bytes;
-    segment.stride_bytes = row_dimension == 0 ? geometry.run_bytes
-                                              : pitch_bits(tensor, whole, row_dimension - 1) / 8;
-    uint64_t base = segment.file_offset + geometry.first_offset, offset = 0;
-    fst_status status = FST_OK;
+    uint32_t rows = geometry.cut; // they are counted along the dimension before the run's
+    outer_walk walk = {.want = want,
+                       .tensor = tensor,
+                       .whole = fsti_header_shape(header, tensor),
+                       .count = rows == 0 ? 0 : rows - 1};
+    segment.run_bytes = segment.stride_bytes = geometry.run_bytes;
+    uint64_t row_count = 1;
+    if (rows > 0) {
+        row_count = want->slice_end[rows - 1] - want->slice_begin[rows - 1];
+        segment.stride_bytes = pitch_bits(tensor, walk.whole, rows - 1) / 8;
+    }
+    walk.counter = fsti_alloc_zeroed(walk.count, sizeof *walk.counter);
+    if (walk.counter == NULL) return fsti_error_memory(build->error, walk.count * 8u);
+    uint64_t begin = segment.file_offset + geometry.first_offset;
+    fst_status status;
     do {
-        // A segment counts rows in 32 bits: more of them are cut.
-        for (uint64_t done = 0; done < row_count && status == FST_OK;) {
-            segment.run_count = (uint32_t)fsti_min(row_count - done, UINT32_MAX);
-            segment.file_offset = base + offset + done * segment.stride_bytes;
-            status = push_rows(build, &segment);
-            segment.item_offset += segment.run_count * segment.run_bytes;
-            done += segment.run_count;
-        }
-    } while (status == FST_OK && next_outer(want, counter, outer_count, &offset, tensor, whole));
-    fsti_free(counter);
+        status = append_rows(build, &segment, begin + walk.offset, row_count);
+    } while (status == FST_OK && next_outer(&walk));
+    fsti_free(walk.counter);
     return status;
 }
 

@@ -186,8 +186,8 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
 }
 
 static bool chunks_done(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end) {
-    while (*first < end && atomic_load_explicit(&pipeline->chunks[*first].step,
-                                                memory_order_acquire) == CHUNK_DONE)
+    while (*first < end &&
+           atomic_load_explicit(&pipeline->chunks[*first].step, memory_order_acquire) == CHUNK_DONE)
         ++*first;
     return *first >= end;
 }
@@ -218,8 +218,8 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
             break;
         }
         if (woken == ETIMEDOUT) {
-            status = fsti_error_set(error, FST_E_TIMEOUT, FSTI_NOWHERE,
-                                    "timed out after %lld ms", (long long)timeout_ms);
+            status = fsti_error_set(error, FST_E_TIMEOUT, FSTI_NOWHERE, "timed out after %lld ms",
+                                    (long long)timeout_ms);
             break;
         }
         woken = timeout_ms < 0

@@ -87,17 +87,24 @@ void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
 static inline const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline,
                                                          uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
-    const fsti_io_choice *choice = &pipeline->choices[plan->extents[plan->chunks[chunk].extent].file];
+    const fsti_io_choice *choice =
+        &pipeline->choices[plan->extents[plan->chunks[chunk].extent].file];
     return pipeline->chunks[chunk].kind == KIND_RESIDENT ? choice->resident : choice->absent;
 }
 
 /// Puts the bytes [begin, end) of an extent, found at `source`, where they belong.
-uint64_t fsti_scatter(const fsti_plan *plan, const fsti_plan_extent *extent, char *buffer,
-                      const char *source, uint64_t begin, uint64_t end);
+typedef struct scatter_order {
+    const fsti_plan *plan;
+    const fsti_plan_extent *extent;
+    char *buffer; ///< of the extent's batch; NULL when all its items have destinations
+    const char *source;
+    uint64_t begin, end;
+    uint64_t copied; ///< out: bytes moved; none when they are in their place already
+} scatter_order;
+void fsti_scatter(scatter_order *order);
 
 /// An fst_error for `status` at `offset` of an extent's file, naming the tensor there.
 void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
-                            uint64_t offset, fst_status status, int os_errno, const char *what,
-                            fst_error *error);
+                            uint64_t offset, fst_status status, int os_errno, fst_error *error);
 
 #endif

@@ -8,8 +8,7 @@ static uint64_t segment_end(const fsti_plan_segment *segment) {
 }
 
 /// The first segment of the extent that ends behind `begin`. Segments are ordered and disjoint.
-static size_t first_segment(const fsti_plan *plan, const fsti_plan_extent *extent,
-                            uint64_t begin) {
+static size_t first_segment(const fsti_plan *plan, const fsti_plan_extent *extent, uint64_t begin) {
     size_t low = extent->segment_first, high = low + extent->segment_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -41,27 +40,33 @@ static uint64_t scatter_segment(const fsti_plan_segment *segment, char *target, 
     return copied;
 }
 
-uint64_t fsti_scatter(const fsti_plan *plan, const fsti_plan_extent *extent, char *buffer,
-                      const char *source, uint64_t begin, uint64_t end) {
+static void copy_linear(scatter_order *order) {
+    const fsti_plan_extent *extent = order->extent;
+    char *target = order->buffer + extent->buffer_offset + (order->begin - extent->begin);
+    if (target == order->source) return;
+    order->copied = order->end - order->begin;
+    fsti_copy(target, order->source, order->copied);
+}
+
+void fsti_scatter(scatter_order *order) {
+    const fsti_plan *plan = order->plan;
+    const fsti_plan_extent *extent = order->extent;
+    order->copied = 0;
     if (extent->linear) {
-        char *target = buffer + extent->buffer_offset + (begin - extent->begin);
-        if (target != source) fsti_copy(target, source, end - begin);
-        return target != source ? end - begin : 0;
+        copy_linear(order);
+        return;
     }
-    uint64_t copied = 0;
     size_t segment_end_index = extent->segment_first + extent->segment_count;
-    for (size_t i = first_segment(plan, extent, begin); i < segment_end_index; i++) {
+    for (size_t i = first_segment(plan, extent, order->begin); i < segment_end_index; i++) {
         const fsti_plan_segment *segment = &plan->segments[i];
-        if (segment->file_offset >= end) break;
-        char *target = fsti_plan_item_address(&plan->items[segment->item], buffer);
-        copied += scatter_segment(segment, target, source, begin, end);
+        if (segment->file_offset >= order->end) break;
+        char *target = fsti_plan_item_address(&plan->items[segment->item], order->buffer);
+        order->copied += scatter_segment(segment, target, order->source, order->begin, order->end);
     }
-    return copied;
 }
 
 void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
-                            uint64_t offset, fst_status status, int os_errno, const char *what,
-                            fst_error *error) {
+                            uint64_t offset, fst_status status, int os_errno, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     fsti_error_place place = {.file = fsti_file_path(job->files[extent->file]),
                               .byte_offset = offset,
@@ -74,5 +79,5 @@ void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_exten
         place.tensor = fsti_header_name(header, tensor);
         place.tensor_size = tensor->name_size;
     }
-    fsti_error_set(error, status, place, "%s", what);
+    fsti_error_set(error, status, place, "%s", fsti_status_meaning(status));
 }

@@ -57,7 +57,8 @@ static void admit_batches(fsti_pipeline *pipeline) {
         pipeline->bytes_allocated += bytes;
         pipeline->bytes_in_flight += bytes;
         pipeline->bytes_peak = fsti_max(pipeline->bytes_peak, pipeline->bytes_in_flight);
-        for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++) classify_chunk(pipeline, i);
+        for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++)
+            classify_chunk(pipeline, i);
         state->step = BATCH_ADMITTED;
         pipeline->chunk_limit = batch->chunk_end;
         pipeline->batches_admitted++;

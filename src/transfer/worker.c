@@ -14,7 +14,7 @@
 
 /// One read in flight and what it is for.
 typedef struct io_block {
-    fsti_read read;      ///< first: a finished read is its block
+    fsti_read read; ///< first: a finished read is its block
     uint32_t chunk;
     uint64_t begin, end; ///< bytes of the file wanted of it
     uint64_t read_begin; ///< where the whole read began (page below `begin` for direct engines)
@@ -59,9 +59,8 @@ static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *e
     uint32_t depth = engine->is_async ? RING_DEPTH : 1;
     FST_TRY(engine->lane_open(depth, &lane->handle, error));
     if (!engine->is_mapped) {
-        fst_status status =
-            fsti_buffer_arena(depth * (RING_BLOCK_BYTES + 2 * FSTI_IO_PAGE_BYTES), &lane->slots,
-                              error);
+        fst_status status = fsti_buffer_arena(depth * (RING_BLOCK_BYTES + 2 * FSTI_IO_PAGE_BYTES),
+                                              &lane->slots, error);
         if (status != FST_OK) {
             engine->lane_close(lane->handle);
             lane->handle = NULL;
@@ -123,20 +122,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
     lane->engine->submit(lane->handle, &block->read);
 }
 
-/// What a guarded copy needs.
-typedef struct copy_order {
-    const fsti_plan *plan;
-    const fsti_plan_extent *extent;
-    char *buffer;
-    const char *source;
-    uint64_t begin, end, copied;
-} copy_order;
-
-static void carry_out(void *context) {
-    copy_order *order = context;
-    order->copied = fsti_scatter(order->plan, order->extent, order->buffer, order->source,
-                                 order->begin, order->end);
-}
+static void carry_out(void *order) { fsti_scatter(order); }
 
 static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
                               fst_error *error) {
@@ -145,16 +131,15 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
     uint64_t size = block->end - block->begin;
     // A read that took several attempts has moved on; where it began is where the block begins.
-    const char *whole = lane->engine->is_mapped
-                            ? (const char *)block->read.data -
-                                  (block->read.offset - block->read_begin)
-                            : block->target;
-    copy_order order = {.plan = pipeline->job.plan,
-                        .extent = extent,
-                        .buffer = buffer == NULL ? NULL : buffer->data,
-                        .source = whole + (block->begin - block->read_begin),
-                        .begin = block->begin,
-                        .end = block->end};
+    const char *whole = lane->engine->is_mapped ? (const char *)block->read.data -
+                                                      (block->read.offset - block->read_begin)
+                                                : block->target;
+    scatter_order order = {.plan = pipeline->job.plan,
+                           .extent = extent,
+                           .buffer = buffer == NULL ? NULL : buffer->data,
+                           .source = whole + (block->begin - block->read_begin),
+                           .begin = block->begin,
+                           .end = block->end};
     uint64_t start_ns = fsti_now_ns();
     bool good = true;
     if (lane->engine->is_mapped)
@@ -164,8 +149,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.copy_ns += fsti_now_ns() - start_ns;
     if (!good) {
         FST_TRY(fsti_file_check(block->read.file, error));
-        fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO,
-                               "a page of the file could not be read", error);
+        fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO, error);
         return FST_E_IO;
     }
     self->counts.bytes_copied += order.copied;
@@ -180,8 +164,7 @@ static fst_status short_read(const fsti_pipeline *pipeline, const io_block *bloc
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     // The file may have shrunk: that says more than "short".
     FST_TRY(fsti_file_check(block->read.file, error));
-    fsti_pipeline_describe(pipeline, extent, have, FST_E_SHORT_READ, 0,
-                           "the file ended before its data did", error);
+    fsti_pipeline_describe(pipeline, extent, have, FST_E_SHORT_READ, 0, error);
     return FST_E_SHORT_READ;
 }
 
@@ -193,8 +176,8 @@ static fst_status check_result(worker *self, const io_lane *lane, io_block *bloc
     if (*again) return FST_OK;
     if (read->result < 0) {
         fsti_pipeline_describe(self->pipeline, chunk_extent(self->pipeline, block->chunk),
-                               fsti_max(read->offset, block->begin), FST_E_IO,
-                               (int)-read->result, "read failed", error);
+                               fsti_max(read->offset, block->begin), FST_E_IO, (int)-read->result,
+                               error);
         return FST_E_IO;
     }
     uint64_t have = read->offset + (uint64_t)read->result;

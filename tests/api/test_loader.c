@@ -33,7 +33,8 @@ static int is_tensor(const fst_tensor *tensor, size_t index) {
     return view.size_bytes == BYTES && fixture_matches(view.data, index * BYTES, BYTES);
 }
 
-TEST(tensors_outlive_everything) {
+TEST(tensors_outlive_everything)
+{
     for (int mode = FST_MODE_LOAD; mode <= FST_MODE_MAP; mode++) {
         fst_model *model = open_tensors();
         fst_load_options options = options_of((fst_load_mode)mode);
@@ -61,7 +62,8 @@ TEST(tensors_outlive_everything) {
     }
 }
 
-TEST(stores_to_views_stay_private) {
+TEST(stores_to_views_stay_private)
+{
     fst_model *model = open_tensors();
     fst_load_options options = options_of(FST_MODE_MAP);
     fst_loader *loader;
@@ -83,7 +85,8 @@ TEST(stores_to_views_stay_private) {
     fst_model_close(model);
 }
 
-TEST(random_access_while_streaming_within_a_budget) {
+TEST(random_access_while_streaming_within_a_budget)
+{
     fst_model *model = open_tensors();
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.budget_bytes = 4 * BYTES;
@@ -116,7 +119,8 @@ TEST(random_access_while_streaming_within_a_budget) {
     fst_model_close(model);
 }
 
-TEST(order_of_the_request) {
+TEST(order_of_the_request)
+{
     fst_model *model = open_tensors();
     fst_request_item items[COUNT] = {{0}};
     for (size_t i = 0; i < COUNT; i++) items[i].tensor_index = (i * 5 + 3) % COUNT;
@@ -136,7 +140,8 @@ TEST(order_of_the_request) {
     fst_model_close(model);
 }
 
-TEST(into_my_own_memory) {
+TEST(into_my_own_memory)
+{
     static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_PREAD, FST_ENGINE_DIRECT,
                                          FST_ENGINE_URING, FST_ENGINE_MMAP};
     for (size_t e = 0; e < 5; e++) {
@@ -168,12 +173,14 @@ TEST(into_my_own_memory) {
     }
 }
 
-TEST(slices) {
-    const char *path = fixture_model("matrix",
-                                     "{\"m\":{\"dtype\":\"I16\",\"shape\":[300,500],\"data_offsets\":[0,300000]},"
-                                     "\"odd\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[300000,300003]},"
-                                     "\"late\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[300003,300019]}}",
-                                     300019);
+TEST(slices)
+{
+    const char *path = fixture_model(
+        "matrix",
+        "{\"m\":{\"dtype\":\"I16\",\"shape\":[300,500],\"data_offsets\":[0,300000]},"
+        "\"odd\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[300000,300003]},"
+        "\"late\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[300003,300019]}}",
+        300019);
     for (int mode = FST_MODE_AUTO; mode <= FST_MODE_MAP; mode++) {
         fst_model *model;
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
@@ -198,7 +205,8 @@ TEST(slices) {
         CHECK_INT(view.shape[0], 10);
         CHECK_INT(view.shape[1], 150);
         for (uint64_t row = 0; row < 10; row++)
-            CHECK(fixture_matches((char *)view.data + row * 300, ((10 + row) * 500 + 100) * 2, 300));
+            CHECK(
+                fixture_matches((char *)view.data + row * 300, ((10 + row) * 500 + 100) * 2, 300));
         view = view_of(late); // lies at an odd place of the file
         CHECK_INT((uintptr_t)view.data % 4, 0);
         CHECK(fixture_matches(view.data, 300003, 16));
@@ -209,7 +217,8 @@ TEST(slices) {
     }
 }
 
-TEST(selection_by_glob) {
+TEST(selection_by_glob)
+{
     fst_model *model = open_tensors();
     static const char *const globs[] = {"t1?", "t5"};
     fst_load_options options = options_of(FST_MODE_LOAD);
@@ -249,7 +258,8 @@ static void count_release(void *context, void *pointer, size_t size) {
     free(pointer);
 }
 
-TEST(memory_of_my_allocator) {
+TEST(memory_of_my_allocator)
+{
     fst_model *model = open_tensors();
     counting_allocator counter = {0, 0};
     fst_allocator allocator = {&counter, count_allocate, count_release};
@@ -285,7 +295,8 @@ static int log_progress(void *context, uint64_t bytes_done, uint64_t bytes_total
     return log->stop_after > 0 && log->calls >= log->stop_after;
 }
 
-TEST(progress_and_cancel) {
+TEST(progress_and_cancel)
+{
     fst_model *model = open_tensors();
     progress_log log = {.stop_after = 0};
     fst_load_options options = options_of(FST_MODE_LOAD);
@@ -306,9 +317,11 @@ TEST(progress_and_cancel) {
     CHECK(status == FST_E_CANCELLED || status == FST_OK);
     fst_tensor *tensor;
     fst_loader_cancel(loader);
-    CHECK_INT(fst_loader_item(loader, COUNT - 1, &tensor, &error),
-              status == FST_OK ? FST_OK : FST_E_CANCELLED);
-    fst_tensor_unref(tensor);
+    for (size_t i = 0; i < COUNT; i++) { // what is in place can be had, nothing waits for ever
+        fst_status late = fst_loader_item(loader, i, &tensor, &error);
+        CHECK(late == FST_OK ? is_tensor(tensor, i) : late == FST_E_CANCELLED);
+        fst_tensor_unref(tensor);
+    }
     fst_loader_close(loader);
     fst_model_close(model);
 }
@@ -319,7 +332,8 @@ static void *cancel_later(void *loader) {
     return NULL;
 }
 
-TEST(cancel_from_another_thread) {
+TEST(cancel_from_another_thread)
+{
     fst_model *model = open_tensors();
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.budget_bytes = 4 * BYTES; // nobody takes tensors: it waits for memory for ever
@@ -346,7 +360,8 @@ TEST(cancel_from_another_thread) {
     fst_model_close(model);
 }
 
-TEST(zero_sizes_and_nothing) {
+TEST(zero_sizes_and_nothing)
+{
     const char *path =
         fixture_model("zeros",
                       "{\"z\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[0,0]},"
@@ -379,7 +394,8 @@ TEST(zero_sizes_and_nothing) {
     }
 }
 
-TEST(changed_file_is_an_error) {
+TEST(changed_file_is_an_error)
+{
     fst_model *model = open_tensors();
     fst_loader *loader;
     fst_error error;
@@ -400,7 +416,8 @@ TEST(changed_file_is_an_error) {
     fst_model_close(model);
 }
 
-TEST(nonsense_arguments) {
+TEST(nonsense_arguments)
+{
     fst_model *model = open_tensors();
     fst_loader *loader;
     fst_tensor *tensor;

@@ -7,15 +7,18 @@
 #include "check.h"
 #include "fixture.h"
 
-#define U8(name, begin, end) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[" #begin "," #end "]}"
+#define U8(name, begin, end)                                                                       \
+    "\"" name "\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[" #begin "," #end "]}"
 
 static fst_status open_path(const char *path, fst_model **model, fst_error *error) {
     return fst_model_open(path, NULL, model, error);
 }
 
-TEST(one_file) {
+TEST(one_file)
+{
     const char *path = fixture_model(
-        "one.safetensors", "{\"__metadata__\":{\"format\":\"pt\"}," U8("b", 0, 2) "," U8("a", 2, 4) "}", 4);
+        "one.safetensors",
+        "{\"__metadata__\":{\"format\":\"pt\"}," U8("b", 0, 2) "," U8("a", 2, 4) "}", 4);
     fst_model *model;
     fst_tensor_info tensor;
     fst_file_info file;
@@ -39,7 +42,8 @@ TEST(one_file) {
     fst_model_close(model);
 }
 
-TEST(long_header_takes_two_reads) {
+TEST(long_header_takes_two_reads)
+{
     const char *path = fixture_tensors("long.safetensors", 3000, 1);
     fst_model *model;
     fst_file_info file;
@@ -50,7 +54,8 @@ TEST(long_header_takes_two_reads) {
     fst_model_close(model);
 }
 
-TEST(not_files) {
+TEST(not_files)
+{
     fst_model *model;
     fst_error error;
     CHECK_INT(open_path(fixture_path("missing"), &model, &error), FST_E_NOT_FOUND);
@@ -70,7 +75,8 @@ TEST(not_files) {
     }
 }
 
-TEST(truncated_at_every_length) {
+TEST(truncated_at_every_length)
+{
     const char *path = fixture_model("whole", "{" U8("a", 0, 2) "}", 2);
     char bytes[256];
     FILE *stream = fopen(path, "re");
@@ -89,7 +95,8 @@ TEST(truncated_at_every_length) {
     }
 }
 
-TEST(lenient) {
+TEST(lenient)
+{
     const char *path = fixture_model("padded", "{" U8("a", 0, 2) "}", 100);
     fst_open_options options = {.struct_size = sizeof options, .flags = FST_OPEN_LENIENT};
     fst_model *model;
@@ -104,7 +111,8 @@ static void make_shards(void) {
     fixture_model("model/x-1.safetensors", "{" U8("a", 0, 2) "," U8("extra", 2, 4) "}", 4);
 }
 
-TEST(folder_is_opened_sorted) {
+TEST(folder_is_opened_sorted)
+{
     make_shards();
     fixture_file("model/.hidden.safetensors", "junk", 4);
     fst_model *model;
@@ -120,7 +128,8 @@ TEST(folder_is_opened_sorted) {
     fst_model_close(model);
 }
 
-TEST(index_decides) {
+TEST(index_decides)
+{
     make_shards();
     const char *index = "{\"weight_map\":{\"b\":\"x-2.safetensors\",\"a\":\"x-1.safetensors\"}}";
     const char *path = fixture_file("model/m.safetensors.index.json", index, strlen(index));
@@ -151,7 +160,8 @@ TEST(index_decides) {
     unlink(fixture_path("model/n.safetensors.index.json"));
 }
 
-TEST(name_in_two_files) {
+TEST(name_in_two_files)
+{
     make_shards();
     const char *again = fixture_model("again.safetensors", "{" U8("b", 0, 2) "}", 2);
     const char *paths[2] = {fixture_path("model/x-2.safetensors"), again};
@@ -162,7 +172,8 @@ TEST(name_in_two_files) {
     CHECK_CONTAINS(error.message, "again.safetensors");
 }
 
-TEST(nonsense_arguments) {
+TEST(nonsense_arguments)
+{
     fst_model *model;
     fst_error error;
     fst_tensor_info info;

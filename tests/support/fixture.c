@@ -92,10 +92,10 @@ const char *fixture_tensors(const char *name, size_t tensor_count, uint64_t tens
     if (json == NULL) abort();
     *end++ = '{';
     for (size_t i = 0; i < tensor_count; i++)
-        end += sprintf(end, "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
-                       i > 0 ? "," : "", i, (unsigned long long)tensor_bytes,
-                       (unsigned long long)(i * tensor_bytes),
-                       (unsigned long long)((i + 1) * tensor_bytes));
+        end += sprintf(
+            end, "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+            i > 0 ? "," : "", i, (unsigned long long)tensor_bytes,
+            (unsigned long long)(i * tensor_bytes), (unsigned long long)((i + 1) * tensor_bytes));
     *end++ = '}';
     while ((end - json) % 8 != 0) *end++ = ' ';
     *end = '\0';
@@ -116,7 +116,8 @@ void fixture_warm(const char *path) {
     static char block[1 << 16];
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) abort();
-    while (read(fd, block, sizeof block) > 0) {}
+    while (read(fd, block, sizeof block) > 0) {
+    }
     close(fd);
 }
 

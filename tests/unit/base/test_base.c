@@ -5,7 +5,8 @@
 #include "base/base.h"
 #include "check.h"
 
-TEST(error_message_has_everything) {
+TEST(error_message_has_everything)
+{
     fst_error error;
     fsti_error_place place = {.file = "dir/a.safetensors",
                               .tensor = "w\x1b[31m\n",
@@ -21,7 +22,8 @@ TEST(error_message_has_everything) {
     CHECK_INT(fsti_error_set(NULL, FST_E_IO, place, "x"), FST_E_IO);
 }
 
-TEST(error_message_is_cut_not_overrun) {
+TEST(error_message_is_cut_not_overrun)
+{
     char name[4096];
     memset(name, 'n', sizeof name);
     fst_error error;
@@ -31,25 +33,28 @@ TEST(error_message_is_cut_not_overrun) {
     CHECK_INT(strlen(error.tensor), sizeof error.tensor - 1);
 }
 
-TEST(errno_picks_the_status) {
+TEST(errno_picks_the_status)
+{
     static const struct {
         int code;
         fst_status status;
-    } cases[] = {{ENOENT, FST_E_NOT_FOUND}, {ENOTDIR, FST_E_NOT_FOUND}, {EACCES, FST_E_PERMISSION},
-                 {EISDIR, FST_E_NOT_REGULAR}, {ENOMEM, FST_E_NO_MEMORY}, {EIO, FST_E_IO}};
+    } cases[] = {{ENOENT, FST_E_NOT_FOUND},  {ENOTDIR, FST_E_NOT_FOUND},
+                 {EACCES, FST_E_PERMISSION}, {EISDIR, FST_E_NOT_REGULAR},
+                 {ENOMEM, FST_E_NO_MEMORY},  {EIO, FST_E_IO}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_INT(fsti_error_errno(NULL, cases[i].code, "f", "open"), cases[i].status);
 }
 
-TEST(status_names) {
+TEST(status_names)
+{
     CHECK_TEXT(fsti_status_name(FST_E_INVALID_OFFSET), "InvalidOffset");
     CHECK_TEXT(fsti_status_name((fst_status)9999), "Unknown");
     CHECK_TEXT(fsti_status_name((fst_status)-1), "Unknown");
-    for (int i = 0; i < FST_STATUS_COUNT; i++)
-        CHECK(fsti_status_meaning((fst_status)i)[0] != '\0');
+    for (int i = 0; i < FST_STATUS_COUNT; i++) CHECK(fsti_status_meaning((fst_status)i)[0] != '\0');
 }
 
-TEST(injected_allocation_failures) {
+TEST(injected_allocation_failures)
+{
     long live = fsti_alloc_live();
     fsti_alloc_fail_after(2);
     void *a = fsti_alloc(1), *b = fsti_alloc_zeroed(2, 2), *c = fsti_alloc(1);
@@ -61,7 +66,8 @@ TEST(injected_allocation_failures) {
     CHECK_INT(fsti_alloc_live(), live);
 }
 
-TEST(arrays_grow_to_their_limit) {
+TEST(arrays_grow_to_their_limit)
+{
     int *array = NULL;
     size_t capacity = 0, count = 0;
     while (fsti_array_reserve((void **)&array, &capacity, count, sizeof *array, 100))
@@ -70,7 +76,8 @@ TEST(arrays_grow_to_their_limit) {
     fsti_free(array);
 }
 
-TEST(checked_arithmetic) {
+TEST(checked_arithmetic)
+{
     uint64_t out;
     CHECK(fsti_mul(UINT64_MAX, 1, &out) && out == UINT64_MAX);
     CHECK(!fsti_mul(UINT64_MAX / 2 + 1, 2, &out));
@@ -79,7 +86,8 @@ TEST(checked_arithmetic) {
     CHECK_INT(fsti_align_down(4097, 4096), 4096);
 }
 
-TEST(hash_depends_on_every_byte_and_the_key) {
+TEST(hash_depends_on_every_byte_and_the_key)
+{
     char text[70];
     memset(text, 'a', sizeof text);
     for (size_t size = 0; size <= 64; size++) {
@@ -96,4 +104,7 @@ TEST(hash_depends_on_every_byte_and_the_key) {
     CHECK(fsti_hash_key() != 0 && fsti_hash_key() == fsti_hash_key());
 }
 
-TEST(processors) { CHECK(fsti_cpu_count() >= 1); }
+TEST(processors)
+{
+    CHECK(fsti_cpu_count() >= 1);
+}

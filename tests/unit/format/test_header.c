@@ -36,14 +36,15 @@ static const verdict verdicts[] = {
     {"{}", 0, FST_OK, NULL},
     {" \t\r\n{ } \n ", 0, FST_OK, NULL},
     {"{\"a\":{" U8_2 "}}      ", 2, FST_OK, NULL},
-    {"{ \"a\" : { \"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 2 ] , \"dtype\" : \"U8\" } }", 2, FST_OK,
-     NULL},
+    {"{ \"a\" : { \"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 2 ] , \"dtype\" : \"U8\" } }", 2,
+     FST_OK, NULL},
     {"{\"__metadata__\":null}", 0, FST_OK, NULL},
     {"{\"__metadata__\":{}}", 0, FST_OK, NULL},
     {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, FST_OK, NULL},
     {"{\"a\":[\"U8\",[2],[0,2]]}", 2, FST_OK, NULL},
     {"{\"a\":{" U8_2 ",\"extra\":[1.5e3,{\"x\":null},true,false,\"s\"]}}", 2, FST_OK, NULL},
-    {"{\"a\":{\"d\\u0074ype\":\"U\\u0038\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, FST_OK, NULL},
+    {"{\"a\":{\"d\\u0074ype\":\"U\\u0038\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, FST_OK,
+     NULL},
     {"{\"\":{" U8_2 "}}", 2, FST_OK, NULL},
     {"{\"a\\u0000b\":{" U8_2 "}}", 2, FST_OK, NULL},
     {"{\"\\ud83d\\ude00\":{" U8_2 "}}", 2, FST_OK, NULL},
@@ -54,10 +55,10 @@ static const verdict verdicts[] = {
      NULL},
     {"{\"b\":{" U8_2 "},\"z\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[2,2]}}", 2, FST_OK,
      NULL},
-    {"{\"z\":{\"dtype\":\"U8\",\"shape\":[0,9223372036854775808,4],\"data_offsets\":[0,0]}}", 0, FST_OK,
-     NULL},
-    {"{\"z\":{\"dtype\":\"U8\",\"shape\":[0,18446744073709551615],\"data_offsets\":[0,0]}}", 0, FST_OK,
-     NULL},
+    {"{\"z\":{\"dtype\":\"U8\",\"shape\":[0,9223372036854775808,4],\"data_offsets\":[0,0]}}", 0,
+     FST_OK, NULL},
+    {"{\"z\":{\"dtype\":\"U8\",\"shape\":[0,18446744073709551615],\"data_offsets\":[0,0]}}", 0,
+     FST_OK, NULL},
     {"{\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]},\"a\":{" U8_2 "}}", 3, FST_OK,
      NULL},
     // JSON faults, with the place
@@ -72,26 +73,26 @@ static const verdict verdicts[] = {
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],}}", 2, FST_E_INVALID_HEADER_JSON, "}}"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2]}}", 2, FST_E_INVALID_HEADER_JSON, "}"},
     {"{\"a\":{" U8_2 ",\"dtype\":\"U8\"}}", 2, FST_E_INVALID_HEADER_JSON, ":\"U8\"}}"},
-    {"{\"a\":{\"dtype\":\"u8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, FST_E_INVALID_HEADER_JSON,
-     "u8\",\"shape\":[2],\"data_offsets\":[0,2]}}"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2.0],\"data_offsets\":[0,2]}}", 2, FST_E_INVALID_HEADER_JSON,
-     NULL},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2e0],\"data_offsets\":[0,2]}}", 2, FST_E_INVALID_HEADER_JSON,
-     NULL},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-0],\"data_offsets\":[0,2]}}", 2, FST_E_INVALID_HEADER_JSON,
-     "-0],\"data_offsets\":[0,2]}}"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[02],\"data_offsets\":[0,2]}}", 2, FST_E_INVALID_HEADER_JSON,
-     NULL},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-2],\"data_offsets\":[0,2]}}", 2, FST_E_INVALID_HEADER_JSON,
-     NULL},
+    {"{\"a\":{\"dtype\":\"u8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2,
+     FST_E_INVALID_HEADER_JSON, "u8\",\"shape\":[2],\"data_offsets\":[0,2]}}"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2.0],\"data_offsets\":[0,2]}}", 2,
+     FST_E_INVALID_HEADER_JSON, NULL},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2e0],\"data_offsets\":[0,2]}}", 2,
+     FST_E_INVALID_HEADER_JSON, NULL},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-0],\"data_offsets\":[0,2]}}", 2,
+     FST_E_INVALID_HEADER_JSON, "-0],\"data_offsets\":[0,2]}}"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[02],\"data_offsets\":[0,2]}}", 2,
+     FST_E_INVALID_HEADER_JSON, NULL},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-2],\"data_offsets\":[0,2]}}", 2,
+     FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[18446744073709551616],\"data_offsets\":[0,2]}}", 2,
      FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[true],\"data_offsets\":[0,2]}}", 2,
      FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[\"2\"],\"data_offsets\":[0,2]}}", 2,
      FST_E_INVALID_HEADER_JSON, NULL},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2,],\"data_offsets\":[0,2]}}", 2, FST_E_INVALID_HEADER_JSON,
-     NULL},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2,],\"data_offsets\":[0,2]}}", 2,
+     FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0]}}", 2, FST_E_INVALID_HEADER_JSON,
      NULL},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2,3]}}", 2,
@@ -120,8 +121,10 @@ static const verdict verdicts[] = {
     {"{]\xff", 2, FST_E_INVALID_HEADER, "\xff"},
     {"{\"\xc3\xa9\":{" U8_2 "}}", 2, FST_OK, NULL},
     // offsets, shapes, sizes
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, FST_E_INVALID_OFFSET, "a\""},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[2,0]}}", 2, FST_E_INVALID_OFFSET, "a\""},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, FST_E_INVALID_OFFSET,
+     "a\""},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[2,0]}}", 2, FST_E_INVALID_OFFSET,
+     "a\""},
     {"{\"a\":{" U8_2 "},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3,
      FST_E_INVALID_OFFSET, NULL},
     {"{\"a\":{" U8_2 "},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[3,5]}}", 5,
@@ -134,15 +137,17 @@ static const verdict verdicts[] = {
      FST_E_VALIDATION_OVERFLOW, NULL},
     {"{\"a\":{\"dtype\":\"U64\",\"shape\":[9223372036854775808],\"data_offsets\":[0,0]}}", 0,
      FST_E_VALIDATION_OVERFLOW, NULL},
-    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, FST_E_MISALIGNED_SLICE, NULL},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,2]}}", 2, FST_E_TENSOR_INVALID_INFO,
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, FST_E_MISALIGNED_SLICE,
      NULL},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,2]}}", 2,
+     FST_E_TENSOR_INVALID_INFO, NULL},
     {"{\"a\":{" U8_2 "}}", 3, FST_E_METADATA_INCOMPLETE_BUFFER, NULL},
     {"{\"a\":{" U8_2 "}}", 1, FST_E_METADATA_INCOMPLETE_BUFFER, NULL},
     {"{}", 1, FST_E_METADATA_INCOMPLETE_BUFFER, NULL},
 };
 
-TEST(verdicts_and_positions) {
+TEST(verdicts_and_positions)
+{
     for (size_t i = 0; i < sizeof verdicts / sizeof *verdicts; i++) {
         const verdict *v = &verdicts[i];
         fsti_header *header;
@@ -152,8 +157,8 @@ TEST(verdicts_and_positions) {
             check_fail(__FILE__, __LINE__, "%s: %s, not %s", v->json, fsti_status_name(status),
                        fsti_status_name(v->status));
         } else if (v->caret != NULL) {
-            const char *found = error.byte_offset == FST_NO_OFFSET ? "none"
-                                                                   : v->json + error.byte_offset - 8;
+            const char *found =
+                error.byte_offset == FST_NO_OFFSET ? "none" : v->json + error.byte_offset - 8;
             if (strncmp(found, v->caret, strlen(v->caret)) != 0 ||
                 (v->caret[0] == '\0' && *found != '\0'))
                 check_fail(__FILE__, __LINE__, "%s: position at '%s', not '%s'", v->json, found,
@@ -164,7 +169,8 @@ TEST(verdicts_and_positions) {
     }
 }
 
-TEST(length_field) {
+TEST(length_field)
+{
     unsigned char prefix[8] = {0};
     uint64_t length;
     fst_error error;
@@ -182,7 +188,8 @@ TEST(length_field) {
     CHECK_INT(fsti_header_length(prefix, &rules, &length, &error), FST_E_HEADER_TOO_LARGE);
 }
 
-TEST(lenient_takes_trailing_bytes_only) {
+TEST(lenient_takes_trailing_bytes_only)
+{
     fsti_header *header;
     const char *json = "{\"a\":{" U8_2 "}}";
     CHECK_INT(parse(json, strlen(json), 100, true, &header, NULL), FST_OK);
@@ -191,11 +198,13 @@ TEST(lenient_takes_trailing_bytes_only) {
     CHECK_INT(parse(json, strlen(json), 1, true, &header, NULL), FST_E_METADATA_INCOMPLETE_BUFFER);
 }
 
-TEST(every_dtype) {
+TEST(every_dtype)
+{
     for (int i = 0; i < FST_DTYPE_COUNT; i++) {
         char json[200];
         uint32_t bits = fsti_dtype_bits((fst_dtype)i);
-        snprintf(json, sizeof json, "{\"a\":{\"dtype\":\"%s\",\"shape\":[2,4],\"data_offsets\":[0,%u]}}",
+        snprintf(json, sizeof json,
+                 "{\"a\":{\"dtype\":\"%s\",\"shape\":[2,4],\"data_offsets\":[0,%u]}}",
                  fsti_dtype_name((fst_dtype)i), bits);
         fsti_header *header;
         CHECK_INT(parse(json, strlen(json), bits, false, &header, NULL), FST_OK);
@@ -207,9 +216,11 @@ TEST(every_dtype) {
     CHECK_INT(fsti_dtype_find("F33", 3), FST_DTYPE_COUNT);
 }
 
-TEST(names_are_decoded_and_found) {
-    const char *json = "{\"a\\u0000\\u00e9\\ud83d\\ude00\\n\":{" U8_2 "},\"__metadata__\":{\"k\\t\":\"old\","
-                       "\"x\":\"\\\"q\\\"\",\"k\\u0009\":\"new\"}}";
+TEST(names_are_decoded_and_found)
+{
+    const char *json =
+        "{\"a\\u0000\\u00e9\\ud83d\\ude00\\n\":{" U8_2 "},\"__metadata__\":{\"k\\t\":\"old\","
+        "\"x\":\"\\\"q\\\"\",\"k\\u0009\":\"new\"}}";
     static const char name[] = "a\0\xc3\xa9\xf0\x9f\x98\x80\n";
     fsti_header *header;
     CHECK_INT(parse(json, strlen(json), 2, false, &header, NULL), FST_OK);
@@ -224,7 +235,8 @@ TEST(names_are_decoded_and_found) {
     fsti_header_unref(header);
 }
 
-TEST(nesting_limit) {
+TEST(nesting_limit)
+{
     // The header and the entry are two levels: 125 more are allowed, 126 are not.
     for (int levels = 125; levels <= 126; levels++) {
         char json[1024] = "{\"a\":{" U8_2 ",\"x\":";
@@ -245,17 +257,19 @@ static char *large_header(size_t count, bool reversed, size_t *size) {
     *end++ = '{';
     for (size_t i = 0; i < count; i++) {
         size_t place = reversed ? count - 1 - i : i;
-        end += sprintf(end,
-                       "%s\"model.layers.%zu.block_sparse_moe.experts.%zu.down_proj.weight_packed\":"
-                       "{\"dtype\":\"BF16\",\"shape\":[1,4],\"data_offsets\":[%zu,%zu]}",
-                       i > 0 ? "," : "", i / 256, i % 256, place * 8, place * 8 + 8);
+        end +=
+            sprintf(end,
+                    "%s\"model.layers.%zu.block_sparse_moe.experts.%zu.down_proj.weight_packed\":"
+                    "{\"dtype\":\"BF16\",\"shape\":[1,4],\"data_offsets\":[%zu,%zu]}",
+                    i > 0 ? "," : "", i / 256, i % 256, place * 8, place * 8 + 8);
     }
     *end++ = '}';
     *size = (size_t)(end - json);
     return json;
 }
 
-TEST(many_tensors_within_twice_the_header) {
+TEST(many_tensors_within_twice_the_header)
+{
     for (int reversed = 0; reversed < 2; reversed++) {
         size_t count = 250000, size;
         char *json = large_header(count, reversed, &size);
@@ -275,7 +289,8 @@ TEST(many_tensors_within_twice_the_header) {
     }
 }
 
-TEST(largest_header) {
+TEST(largest_header)
+{
     // 100 MB of white space in front of the brace that ends it.
     size_t size = FSTI_FORMAT_HEADER_BYTES_MAX;
     char *json = malloc(size);
@@ -289,7 +304,8 @@ TEST(largest_header) {
     fsti_header_unref(header);
 }
 
-TEST(random_mutations_leave_nothing_behind) {
+TEST(random_mutations_leave_nothing_behind)
+{
     size_t size;
     char *json = large_header(12, false, &size), *mutated = malloc(size + 8);
     uint64_t random = 1;
@@ -316,7 +332,8 @@ TEST(random_mutations_leave_nothing_behind) {
     free(mutated);
 }
 
-TEST(every_allocation_may_fail) {
+TEST(every_allocation_may_fail)
+{
     const char *json = "{\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]},\"a\":{" U8_2
                        "},\"__metadata__\":{\"a\":\"1\",\"b\":\"2\"}}";
     long live = fsti_alloc_live(), n = 0;

@@ -11,12 +11,14 @@ static fst_status parse(const char *json, fsti_index *out, fst_error *error) {
     return fsti_index_parse(bytes, size, "i.json", 7, out, error);
 }
 
-TEST(files_are_unique_and_in_order) {
+TEST(files_are_unique_and_in_order)
+{
     fsti_index index;
-    CHECK_INT(parse("{\"metadata\":{\"total_size\":12.5},\"weight_map\":{\"a\":\"x\\u002esafetensors\","
-                    "\"b\":\"y.safetensors\",\"c\":\"x.safetensors\"}} ",
-                    &index, NULL),
-              FST_OK);
+    CHECK_INT(
+        parse("{\"metadata\":{\"total_size\":12.5},\"weight_map\":{\"a\":\"x\\u002esafetensors\","
+              "\"b\":\"y.safetensors\",\"c\":\"x.safetensors\"}} ",
+              &index, NULL),
+        FST_OK);
     CHECK_INT(index.entry_count, 3);
     CHECK_INT(index.file_count, 2);
     CHECK_TEXT(index.bytes + index.files[0].at, "x.safetensors");
@@ -26,9 +28,10 @@ TEST(files_are_unique_and_in_order) {
     fsti_index_clear(&index);
 }
 
-TEST(paths_that_leave_the_folder) {
-    static const char *const bad[] = {"/etc/passwd", "../x",   "a/../../x", "..",
-                                      "a/..",        "",       "x\\u0000y", "./../x"};
+TEST(paths_that_leave_the_folder)
+{
+    static const char *const bad[] = {"/etc/passwd", "../x", "a/../../x", "..",
+                                      "a/..",        "",     "x\\u0000y", "./../x"};
     static const char *const good[] = {"x", "sub/x", "..x", "x..", "./x", "..."};
     char json[100];
     fsti_index index;
@@ -45,7 +48,8 @@ TEST(paths_that_leave_the_folder) {
     }
 }
 
-TEST(faults) {
+TEST(faults)
+{
     static const char *const bad[] = {
         "",
         "[]",
@@ -69,7 +73,8 @@ TEST(faults) {
     CHECK_INT(fsti_alloc_live(), live);
 }
 
-TEST(every_allocation_may_fail) {
+TEST(every_allocation_may_fail)
+{
     long live = fsti_alloc_live(), n = 0;
     fst_status status;
     do {

@@ -35,10 +35,8 @@ static void read_everywhere(const fsti_io_engine *engine) {
     char *memory = aligned_alloc(4096, DEPTH * 8192);
     fsti_read reads[DEPTH];
     for (int i = 0; i < DEPTH; i++) {
-        reads[i] = (fsti_read){.file = file,
-                               .offset = (uint64_t)i * 16384,
-                               .size = 8192,
-                               .buffer = memory + i * 8192};
+        reads[i] = (fsti_read){
+            .file = file, .offset = (uint64_t)i * 16384, .size = 8192, .buffer = memory + i * 8192};
         engine->submit(lane, &reads[i]);
     }
     for (int i = 0; i < DEPTH; i++) {
@@ -46,8 +44,8 @@ static void read_everywhere(const fsti_io_engine *engine) {
         CHECK(read != NULL);
         CHECK_INT(read->result, 8192);
         uint64_t skip = read->offset == 0 ? 8 : 0;
-        CHECK(fixture_matches((const char *)read->data + skip, read->offset + skip - 8,
-                              8192 - skip));
+        CHECK(
+            fixture_matches((const char *)read->data + skip, read->offset + skip - 8, 8192 - skip));
     }
     CHECK(engine->reap(lane) == NULL);
     engine->lane_close(lane);
@@ -55,12 +53,25 @@ static void read_everywhere(const fsti_io_engine *engine) {
     fsti_file_unref(file);
 }
 
-TEST(pread_reads) { read_everywhere(&fsti_io_engine_pread); }
-TEST(direct_reads) { read_everywhere(&fsti_io_engine_direct); }
-TEST(uring_reads) { read_everywhere(&fsti_io_engine_uring); }
-TEST(mmap_reads) { read_everywhere(&fsti_io_engine_mmap); }
+TEST(pread_reads)
+{
+    read_everywhere(&fsti_io_engine_pread);
+}
+TEST(direct_reads)
+{
+    read_everywhere(&fsti_io_engine_direct);
+}
+TEST(uring_reads)
+{
+    read_everywhere(&fsti_io_engine_uring);
+}
+TEST(mmap_reads)
+{
+    read_everywhere(&fsti_io_engine_mmap);
+}
 
-TEST(refuses_what_is_no_regular_file) {
+TEST(refuses_what_is_no_regular_file)
+{
     fsti_file *file;
     fst_error error;
     CHECK_INT(fsti_file_open(fixture_path("none"), &file, &error), FST_E_NOT_FOUND);
@@ -79,7 +90,8 @@ TEST(refuses_what_is_no_regular_file) {
     }
 }
 
-TEST(change_is_noticed) {
+TEST(change_is_noticed)
+{
     fsti_file *file = open_pattern("changing");
     const char *path = fixture_path("changing");
     fst_error error;
@@ -101,7 +113,8 @@ TEST(change_is_noticed) {
     fsti_file_unref(file);
 }
 
-TEST(residency_by_either_call) {
+TEST(residency_by_either_call)
+{
     fsti_file *file = open_pattern("resident");
     for (int hidden = 0; hidden < 2; hidden++) {
         fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
@@ -119,7 +132,8 @@ TEST(residency_by_either_call) {
     fsti_file_unref(file);
 }
 
-TEST(choice_falls_back_step_by_step) {
+TEST(choice_falls_back_step_by_step)
+{
     fsti_file *file;
     fsti_io_choice choice;
     static const struct {
@@ -157,7 +171,8 @@ TEST(choice_falls_back_step_by_step) {
     fsti_file_unref(file);
 }
 
-TEST(tmpfs_is_not_read_direct) {
+TEST(tmpfs_is_not_read_direct)
+{
     if (access("/dev/shm", W_OK) != 0) SKIP("no /dev/shm");
     char path[] = "/dev/shm/fst-test-XXXXXX", reason[200];
     int fd = mkstemp(path);
@@ -179,7 +194,8 @@ static void touch_last_page(void *context) {
     sink = mapping[FILE_BYTES - 1];
 }
 
-TEST(guard_survives_a_file_that_shrinks) {
+TEST(guard_survives_a_file_that_shrinks)
+{
 #ifdef __SANITIZE_THREAD__
     SKIP("the thread sanitizer does not support jumps out of its signal handlers");
 #endif
@@ -204,7 +220,8 @@ static void count_signal(int number) {
     foreign_signals++;
 }
 
-TEST(guard_reports_being_replaced) {
+TEST(guard_reports_being_replaced)
+{
     struct sigaction mine = {.sa_handler = count_signal}, before;
     CHECK(fsti_io_guard_ready());
     CHECK_INT(sigaction(SIGBUS, &mine, &before), 0);

@@ -111,19 +111,18 @@ static const char *broken_invariant(const fsti_plan *plan, const model *m) {
         if (extent->linear && extent->buffer_offset % 4096 != extent->begin % 4096)
             return "pages disagree";
         const fsti_plan_batch *batch = &plan->batches[extent->batch];
-        if (extent->linear &&
-            fsti_align_up(extent->buffer_offset + extent->end - extent->begin, 4096) >
-                batch->buffer_bytes)
+        if (extent->linear && fsti_align_up(extent->buffer_offset + extent->end - extent->begin,
+                                            4096) > batch->buffer_bytes)
             return "no room for the last page";
     }
     for (size_t i = 0; i < plan->item_count; i++) {
         const fsti_plan_item *item = &plan->items[i];
         const fsti_plan_batch *batch = &plan->batches[item->batch];
-        uint32_t alignment =
-            fsti_dtype_alignment((fst_dtype)m->header.tensors[item->tensor].dtype);
+        uint32_t alignment = fsti_dtype_alignment((fst_dtype)m->header.tensors[item->tensor].dtype);
         if (item->destination == NULL && item->buffer_offset % alignment != 0)
             return "misaligned tensor";
-        if (item->destination == NULL && item->buffer_offset + item->size_bytes > batch->buffer_bytes)
+        if (item->destination == NULL &&
+            item->buffer_offset + item->size_bytes > batch->buffer_bytes)
             return "item outside of its buffer";
     }
     uint64_t chunk_bytes = 0;
@@ -155,7 +154,8 @@ static void check_plan(const model *m, const fsti_plan_want *wants, size_t count
 }
 
 /// All slices of all shapes up to 3 x 3 x 3, at aligned and odd places.
-TEST(every_small_slice) {
+TEST(every_small_slice)
+{
     static const fst_dtype dtypes[] = {FST_DTYPE_U8, FST_DTYPE_F16, FST_DTYPE_F64};
     for (int place = 0; place < 3; place++) {
         model m;
@@ -183,7 +183,8 @@ TEST(every_small_slice) {
 }
 
 /// Requests of random tensors and slices, overlapping ones and ones with destinations too.
-TEST(random_requests) {
+TEST(random_requests)
+{
     uint64_t random = 42;
     for (int round = 0; round < 300; round++) {
         model m;
@@ -234,7 +235,8 @@ TEST(random_requests) {
     }
 }
 
-TEST(large_linear_extent_is_cut_in_chunks) {
+TEST(large_linear_extent_is_cut_in_chunks)
+{
     model m;
     init_model(&m, 4000);
     uint64_t shape[1] = {(40u << 20) / 8 + 3};
@@ -257,7 +259,8 @@ TEST(large_linear_extent_is_cut_in_chunks) {
     fsti_plan_clear(&plan);
 }
 
-TEST(over_read_is_bounded) {
+TEST(over_read_is_bounded)
+{
     model m;
     init_model(&m, 64);
     uint64_t small[1] = {1000}, gap[1] = {5000};
@@ -279,7 +282,8 @@ TEST(over_read_is_bounded) {
     fsti_plan_clear(&plan);
 }
 
-TEST(half_of_a_matrix) {
+TEST(half_of_a_matrix)
+{
     model m;
     init_model(&m, 4096);
     uint64_t shape[2] = {1024, 65536};
@@ -299,7 +303,8 @@ TEST(half_of_a_matrix) {
     fsti_plan_clear(&plan);
 }
 
-TEST(misaligned_tensors_do_not_spoil_large_ones) {
+TEST(misaligned_tensors_do_not_spoil_large_ones)
+{
     model m;
     init_model(&m, 4096);
     uint64_t three[1] = {3}, large[1] = {4 << 20};
@@ -318,7 +323,8 @@ TEST(misaligned_tensors_do_not_spoil_large_ones) {
     fsti_plan_clear(&plan);
 }
 
-TEST(order_and_batches) {
+TEST(order_and_batches)
+{
     model m;
     init_model(&m, 4096);
     uint64_t shape[1] = {100000};
@@ -340,14 +346,16 @@ TEST(order_and_batches) {
     fsti_plan_clear(&plan);
 }
 
-TEST(wrong_requests) {
+TEST(wrong_requests)
+{
     model m;
     init_model(&m, 8);
     uint64_t shape[2] = {4, 3};
     add_tensor(&m, FST_DTYPE_F32, 2, shape);
     add_tensor(&m, FST_DTYPE_F4, 2, (uint64_t[]){4, 3});
     const fsti_header *headers[1] = {&m.header};
-    uint64_t zero[2] = {0, 0}, beyond[2] = {5, 3}, one[2] = {1, 3}, two[2] = {2, 3}, inner[2] = {4, 2};
+    uint64_t zero[2] = {0, 0}, beyond[2] = {5, 3}, one[2] = {1, 3}, two[2] = {2, 3},
+             inner[2] = {4, 2};
     char memory[64];
     const struct {
         fsti_plan_want want;
@@ -372,7 +380,8 @@ TEST(wrong_requests) {
     }
 }
 
-TEST(every_allocation_may_fail) {
+TEST(every_allocation_may_fail)
+{
     model m;
     init_model(&m, 8);
     uint64_t shape[3] = {4, 4, 4}, begin[3] = {1, 1, 1}, end[3] = {3, 3, 3};
@@ -397,14 +406,13 @@ static int keeps_large(void *context, const fst_tensor_info *info) {
     return info->size_bytes >= *(uint64_t *)context;
 }
 
-TEST(selection) {
+TEST(selection)
+{
     static const char *const globs[] = {"*.weight", "head[12].?"};
     uint64_t limit = 10;
     fsti_plan_selection any = {0}, by_glob = {.globs = globs, .glob_count = 2};
-    fsti_plan_selection by_both = {.globs = globs,
-                                   .glob_count = 2,
-                                   .predicate = keeps_large,
-                                   .predicate_context = &limit};
+    fsti_plan_selection by_both = {
+        .globs = globs, .glob_count = 2, .predicate = keeps_large, .predicate_context = &limit};
     fst_tensor_info weight = {.name = "a.b.weight", .size_bytes = 9};
     fst_tensor_info head = {.name = "head2.x", .size_bytes = 10};
     fst_tensor_info other = {.name = "head3.x", .size_bytes = 10};

@@ -30,8 +30,7 @@ static fst_model *open_model(void) {
 /// Tensor `index` of the fixture lies at a known place.
 static int tensor_is_right(const fst_tensor *tensor, size_t index) {
     fst_tensor_view view;
-    return fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
-           view.size_bytes == TENSOR_BYTES &&
+    return fst_tensor_view_get(tensor, &view, NULL) == FST_OK && view.size_bytes == TENSOR_BYTES &&
            fixture_matches(view.data, index * TENSOR_BYTES, TENSOR_BYTES);
 }
 
@@ -53,8 +52,7 @@ static fst_status load_all(const fst_load_options *options, fst_load_stats *stat
         }
     }
     if (status == FST_END) status = FST_OK;
-    if (status == FST_OK && stats != NULL)
-        status = fst_loader_stats_get(loader, stats, error);
+    if (status == FST_OK && stats != NULL) status = fst_loader_stats_get(loader, stats, error);
     fst_loader_close(loader);
     return status;
 }
@@ -69,7 +67,8 @@ static bool works(fst_engine engine) {
     return load_all(&options, NULL, NULL) != FST_E_UNSUPPORTED;
 }
 
-TEST(every_engine_reads_every_byte_once) {
+TEST(every_engine_reads_every_byte_once)
+{
     for (size_t i = 0; i < 4; i++) {
         fst_load_options options = options_of(engines[i]);
         fst_load_stats stats = {.struct_size = sizeof stats};
@@ -110,7 +109,8 @@ static void arm(int kind, int countdown) {
     fsti_io_fault_hook_set(kind == FAULT_NONE ? NULL : inject);
 }
 
-TEST(short_and_interrupted_reads_are_completed) {
+TEST(short_and_interrupted_reads_are_completed)
+{
     for (size_t i = 0; i < 4; i++) {
         fst_load_options options = options_of(engines[i]);
         if (!works(engines[i])) continue;
@@ -123,7 +123,8 @@ TEST(short_and_interrupted_reads_are_completed) {
     }
 }
 
-TEST(read_errors_name_file_tensor_and_offset) {
+TEST(read_errors_name_file_tensor_and_offset)
+{
     long live = fsti_alloc_live();
     for (size_t i = 0; i < 4; i++) {
         fst_load_options options = options_of(engines[i]);
@@ -145,7 +146,8 @@ TEST(read_errors_name_file_tensor_and_offset) {
     CHECK_INT(fsti_alloc_live(), live);
 }
 
-TEST(cancel_at_random_moments) {
+TEST(cancel_at_random_moments)
+{
     uint64_t random = 7;
     long live = fsti_alloc_live();
     for (int round = 0; round < 60; round++) {
@@ -171,7 +173,8 @@ TEST(cancel_at_random_moments) {
     CHECK_INT(buffers, 0);
 }
 
-TEST(close_while_reads_are_in_flight) {
+TEST(close_while_reads_are_in_flight)
+{
     for (int round = 0; round < 20; round++) {
         fst_load_options options = options_of(engines[round % 4]);
         fst_model *model = open_model();
@@ -186,7 +189,8 @@ TEST(close_while_reads_are_in_flight) {
     CHECK_INT(buffers, 0);
 }
 
-TEST(file_that_shrinks_while_it_is_loaded) {
+TEST(file_that_shrinks_while_it_is_loaded)
+{
     for (size_t i = 0; i < 4; i++) {
         const char *path = fixture_tensors("shrink", 8, 4 << 20);
         fst_load_options options = options_of(engines[i]);
@@ -209,7 +213,8 @@ TEST(file_that_shrinks_while_it_is_loaded) {
     }
 }
 
-TEST(every_allocation_may_fail) {
+TEST(every_allocation_may_fail)
+{
     long live = fsti_alloc_live();
     for (int mode = 0; mode < 3; mode++) {
         fst_load_options options = options_of(FST_ENGINE_AUTO);
@@ -232,8 +237,10 @@ TEST(every_allocation_may_fail) {
                 fst_tensor_unref(tensor);
             }
             fsti_alloc_fail_after(-1);
-            if (status == FST_END || status != FST_E_NO_MEMORY || i > 0) fst_loader_close(loader);
-            else if (loader != NULL) fst_loader_close(loader);
+            if (status == FST_END || status != FST_E_NO_MEMORY || i > 0)
+                fst_loader_close(loader);
+            else if (loader != NULL)
+                fst_loader_close(loader);
             fst_model_close(model);
             CHECK(status == FST_END || status == FST_E_NO_MEMORY || status == FST_E_IO);
             successes += status == FST_END;
@@ -244,11 +251,13 @@ TEST(every_allocation_may_fail) {
     }
 }
 
-TEST(model_open_survives_failing_allocations) {
+TEST(model_open_survives_failing_allocations)
+{
     fst_model_close(open_model()); // makes the file
     const char *paths[2];
     paths[0] = strdup(fixture_tensors("m1", 3, 100));
-    paths[1] = strdup(fixture_model("m2", "{\"x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1));
+    paths[1] = strdup(
+        fixture_model("m2", "{\"x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1));
     long live = fsti_alloc_live(), n = 0;
     fst_status status;
     do {
@@ -265,7 +274,8 @@ TEST(model_open_survives_failing_allocations) {
     free((void *)(uintptr_t)paths[1]);
 }
 
-TEST(both_regimes_in_one_file) {
+TEST(both_regimes_in_one_file)
+{
     fst_model *model = open_model();
     fst_file_info info;
     CHECK_INT(fst_model_file_info(model, 0, &info, NULL), FST_OK);
@@ -294,7 +304,8 @@ TEST(both_regimes_in_one_file) {
     CHECK_INT(stats.bytes_read, TENSOR_COUNT * TENSOR_BYTES);
 }
 
-TEST(copy_is_exact_at_every_alignment) {
+TEST(copy_is_exact_at_every_alignment)
+{
     enum { SIZE = 400000 };
     char *source = malloc(SIZE + 256), *target = malloc(SIZE + 256);
     for (int i = 0; i < SIZE + 256; i++) source[i] = (char)fixture_byte((uint64_t)i);
@@ -316,7 +327,8 @@ static void *load_in_thread(void *argument) {
     return (void *)(uintptr_t)(status == FST_OK || status == FST_E_UNSUPPORTED);
 }
 
-TEST(many_threads_load_at_once) {
+TEST(many_threads_load_at_once)
+{
     pthread_t threads[16];
     for (uintptr_t i = 0; i < 16; i++)
         CHECK_INT(pthread_create(&threads[i], NULL, load_in_thread, (void *)i), 0);

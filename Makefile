@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front door: `make demo` and `make test` do all their own set-up, in .venv and build/ only.
+# Meson (meson.build) is the build; this file only calls it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+RELEASE := build/release
+SOURCES := $(shell find src include python cli man meson.build meson_options.txt pyproject.toml \
+	README.md -type f -not -name '*.pyc' 2>/dev/null)
+SECONDS_FUZZ := $(or $(SECONDS),60)
+
+.PHONY: all demo test unittest lint install install-test dist bench fuzz clean help
+
+all: $(RELEASE)/build.ninja
+	@$(BIN)/ninja -C $(RELEASE)
+
+help:
+	@echo "make demo | test | lint | install [PREFIX=DIR] | install-test | dist | bench | fuzz"
+
+# ---- set-up, each step once ----
+
+$(VENV)/.build-ready: tools/requirements-build.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV): build tools"
+	@$(PIP) install -r tools/requirements-build.txt
+	@touch $@
+
+$(VENV)/.test-ready: tools/requirements-test.txt $(VENV)/.build-ready
+	@echo "setting up $(VENV): test tools"
+	@$(PIP) install -r tools/requirements-test.txt
+	@touch $@
+
+$(RELEASE)/build.ninja: $(VENV)/.build-ready
+	@mkdir -p build
+	@$(BIN)/meson setup $(RELEASE) > build/setup.log 2>&1 || { cat build/setup.log; exit 1; }
+
+# The package, built from the sources as they are now.
+$(VENV)/.package-ready: $(VENV)/.build-ready $(SOURCES)
+	@echo "building the Python package"
+	@$(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+# ---- what people ask for ----
+
+demo: all $(VENV)/.test-ready $(VENV)/.package-ready
+	@$(BIN)/python tools/demo.py
+
+test unittest: $(VENV)/.test-ready $(VENV)/.package-ready
+	@$(BIN)/python tools/run_tests.py $(if $(SANITIZE),--sanitize)
+
+lint: $(VENV)/.test-ready $(VENV)/.package-ready
+	@$(BIN)/python tools/run_tests.py --only lint
+
+# With PREFIX: library, command, headers, pkg-config file and man pages under it.
+# Without: the Python package into the active environment.
+ifdef PREFIX
+install: $(VENV)/.build-ready
+	@mkdir -p build
+	@$(BIN)/meson setup build/install --wipe --prefix "$(abspath $(PREFIX))" -Dtests=false > build/install-setup.log 2>&1 \
+		|| $(BIN)/meson setup build/install --prefix "$(abspath $(PREFIX))" -Dtests=false > build/install-setup.log 2>&1 \
+		|| { cat build/install-setup.log; exit 1; }
+	@$(BIN)/meson install -C build/install
+else
+install:
+	$(PYTHON) -m pip install .
+endif
+
+# The package and what its tests need, into the active environment; no GPU or torch headers.
+install-test:
+	$(PYTHON) -m pip install . -r tools/requirements-test.txt
+
+dist: $(VENV)/.test-ready
+	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@ls -l dist
+
+bench: all $(VENV)/.test-ready $(VENV)/.package-ready
+	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+fuzz: $(VENV)/.build-ready
+	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)
+
+clean:
+	rm -rf build dist $(VENV)

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""check_layers.py [ROOT]: data flows one way through the rooms, and each room has one door.
+
+A file in src/ROOM may include its own room's files, the doors (other/other.h) of the rooms below
+it, and the public headers. Everything outside of src/ uses the public headers only; unit tests may
+see all of src/.
+"""
+
+import pathlib
+import re
+import sys
+
+# Which rooms a room may use; base is open to all. An arrow that is not here is an error.
+BELOW = {
+    "base": set(),
+    "dtype": {"base"},
+    "format": {"base", "dtype"},
+    "plan": {"base", "dtype", "format"},
+    "io": {"base"},
+    "device": {"base"},
+    "transfer": {"base", "dtype", "format", "plan", "io", "device"},
+    "loader": {"base", "dtype", "format", "plan", "io", "device", "transfer"},
+    "writer": {"base", "dtype", "format", "plan", "io", "device", "transfer"},
+    "api": {"base", "dtype", "device", "loader", "writer"},
+}
+# Rooms without system calls and threads: what they may include beyond the language itself.
+PURE = {"dtype", "format", "plan"}
+PURE_SYSTEM = {"string.h", "inttypes.h", "stdlib.h", "fnmatch.h", "emmintrin.h", "stddef.h",
+               "stdint.h", "stdbool.h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def check_room_file(path: pathlib.Path, room: str) -> list[str]:
+    """Faults of the includes of one file in src/."""
+    faults = []
+    for bracket, name in INCLUDE.findall(path.read_text()):
+        parts = name.split("/")
+        if bracket == "<":
+            if room in PURE and name not in PURE_SYSTEM:
+                faults.append(f"{path}: a pure room includes <{name}>")
+        elif parts[0].startswith("fastsafetensors") or len(parts) == 1:
+            own = name == "fastsafetensors.h" or (path.parent / name).exists()
+            if len(parts) == 1 and not own:
+                faults.append(f"{path}: {name} is not in its room")
+        elif parts[0] not in BELOW[room]:
+            faults.append(f"{path}: room {room} may not use room {parts[0]}")
+        elif parts[1:] != [parts[0] + ".h"]:
+            faults.append(f"{path}: {name} is not the door of {parts[0]}")
+    return faults
+
+
+def check_outsider(path: pathlib.Path) -> list[str]:
+    """Faults of the includes of a file outside of src/: public headers and its own folder only."""
+    return [
+        f"{path}: {name} is not public"
+        for bracket, name in INCLUDE.findall(path.read_text())
+        if bracket == '"' and "/" in name and not name.startswith("fastsafetensors/")
+    ]
+
+
+def main() -> int:
+    """Check the tree; print the faults."""
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent)
+    faults, count = [], 0
+    for path in sorted((root / "src").rglob("*.[ch]")):
+        count += 1
+        faults += check_room_file(path, path.parent.name)
+    for folder in ("cli", "python/src", "tests/api", "examples/c", "bench", "include"):
+        for path in sorted((root / folder).rglob("*.[ch]")):
+            count += 1
+            faults += check_outsider(path)
+    print("\n".join(faults) or f"layers: {count} files")
+    return bool(faults or count < 20)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the suites (C, Python, lint) and closes with one line that sums them.
+
+Results go to build/test-counts.json, so that several runs can be summed (--sum).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BIN = pathlib.Path(sys.executable).parent
+COUNTS = ROOT / "build/test-counts.json"
+
+
+def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command in the root, with the tools of this environment first on the path."""
+    environment = dict(os.environ, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    return subprocess.run(command, cwd=ROOT, env=environment, text=True, **options)  # type: ignore
+
+
+def count_junit(path: pathlib.Path) -> Counter[str]:
+    """Passed, failed and skipped tests of a JUnit file; prints why tests were skipped."""
+    counts: Counter[str] = Counter()
+    for case in ElementTree.parse(path).iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            counts["failed"] += 1
+            print(f"  FAILED {case.get('classname')} {case.get('name')}")
+        elif skipped is not None:
+            counts["skipped"] += 1
+            reason = skipped.get("message") or (skipped.text or "").strip() or "see the log"
+            print(f"  skipped {case.get('classname')} {case.get('name')}: {reason}")
+        else:
+            counts["passed"] += 1
+    return counts
+
+
+def build_folder(name: str, options: list[str], compiler: str | None = None) -> pathlib.Path | None:
+    """Configure and build a folder; None when that failed."""
+    folder = ROOT / "build" / name
+    folder.parent.mkdir(exist_ok=True)
+    if not (folder / "build.ninja").exists():
+        environment = dict(os.environ, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+        if compiler:
+            environment["CC"] = compiler
+        done = subprocess.run(["meson", "setup", str(folder), *options], cwd=ROOT, env=environment,
+                              text=True, capture_output=True)
+        if done.returncode:
+            print(done.stdout, done.stderr)
+            return None
+    done = run(["ninja", "-C", str(folder)], capture_output=True)
+    if done.returncode:
+        print(done.stdout[-8000:])
+        return None
+    return folder
+
+
+def c_suite(sanitize: bool) -> Counter[str]:
+    """Build the C tests without warnings and run them."""
+    options = ["-Dwerror=true"]
+    name = "test"
+    if sanitize:
+        name = "sanitize"
+        options += ["-Db_sanitize=address,undefined", "-Db_lundef=false",
+                    "-Dbuildtype=debugoptimized"]
+    print(f"C{' under address and undefined-behaviour sanitizers' if sanitize else ''}")
+    folder = build_folder(name, options)
+    if folder is None:
+        return Counter(failed=1)
+    done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild"],
+               capture_output=True)
+    if done.returncode:
+        print(done.stdout[-12000:])
+    counts = count_junit(folder / "meson-logs/testlog.junit.xml")
+    if done.returncode and not counts["failed"]:
+        counts["failed"] = 1
+    return counts
+
+
+def python_suite() -> Counter[str]:
+    """Run pytest: the package, the command, the installed library, the tools themselves."""
+    print("Python")
+    report = ROOT / "build/pytest.xml"
+    report.unlink(missing_ok=True)
+    done = run([sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider"],
+               capture_output=True)
+    if done.returncode:
+        print(done.stdout[-15000:], done.stderr[-3000:])
+    counts = count_junit(report) if report.exists() else Counter()
+    if done.returncode and not counts["failed"]:
+        counts["failed"] = 1
+    return counts
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Files of the tree by pattern, built and hidden ones left out."""
+    found = [p for pattern in patterns for p in ROOT.rglob(pattern)]
+    hidden = (".venv", "build", "dist", ".git")
+    return sorted(str(p.relative_to(ROOT)) for p in found
+                  if p.relative_to(ROOT).parts[0] not in hidden)
+
+
+def lint_suite() -> Counter[str]:
+    """Run each check of style and structure; a tool that is missing is a skip with its name."""
+    print("lint")
+    checks: list[tuple[str, list[str]]] = [
+        ("layers", [sys.executable, "tools/check_layers.py"]),
+        ("style", [sys.executable, "tools/check_style.py"]),
+        ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
+        ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools"]),
+        ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
+    ]
+    counts: Counter[str] = Counter()
+    for name, command in checks:
+        done = run(command, capture_output=True)
+        counts["failed" if done.returncode else "passed"] += 1
+        if done.returncode:
+            print(f"  FAILED {name}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    if shutil.which("clang"):
+        built = build_folder("clang", ["-Dwerror=true"], "clang")
+        counts["passed" if built else "failed"] += 1
+    else:
+        counts["skipped"] += 1
+        print("  skipped clang: a build without warnings by clang (clang is not installed)")
+    return counts
+
+
+def closing_line(counts: Counter[str]) -> str:
+    """Return the line that ends every run."""
+    return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sanitize", action="store_true", help="C tests under the sanitizers")
+    parser.add_argument("--only", choices=["c", "python", "lint"])
+    parser.add_argument("--sum", action="store_true", help="add the counts of the last run")
+    arguments = parser.parse_args()
+    counts: Counter[str] = Counter()
+    if arguments.sum and COUNTS.exists():
+        counts.update(json.loads(COUNTS.read_text()))
+    if arguments.only in (None, "c"):
+        counts += c_suite(arguments.sanitize)
+    if arguments.only in (None, "python") and not arguments.sanitize:
+        counts += python_suite()
+    if arguments.only in (None, "lint") and not arguments.sanitize:
+        counts += lint_suite()
+    COUNTS.parent.mkdir(exist_ok=True)
+    COUNTS.write_text(json.dumps(counts))
+    print(closing_line(counts))
+    return bool(counts["failed"]) or not counts["passed"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
