@@ -198,7 +198,8 @@ static int load_once(fst_model *model, load_request *request) {
 }
 
 int cmd_load(int argc, char **argv) {
-    load_request request = {.options = {.struct_size = sizeof request.options}, .repeat = 1};
+    load_request request = {.options = {.struct_size = sizeof request.options, .map_populate = 1},
+                            .repeat = 1};
     bool done = false;
     int code = parse_arguments(argc, argv, &request, &done);
     if (code != EXIT_GOOD || done) return code;

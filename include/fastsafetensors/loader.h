@@ -93,6 +93,9 @@ typedef struct fst_load_options {
     void *progress_context;
     /// 1: pages of FST_MODE_MAP may not be written (a store faults); 0: stores stay private.
     int map_read_only;
+    /// 1: FST_MODE_MAP makes the pages that are in the page cache present ahead of use, by threads,
+    /// and fst_loader_wait() waits for that; 0: pages come when they are touched.
+    int map_populate;
     /// 1: never install the SIGBUS guard that turns a file shrinking under a mapping into an
     /// error; cached chunks are then read with pread.
     int no_sigbus_guard;

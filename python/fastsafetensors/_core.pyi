@@ -1,11 +1,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-version: str
-DTYPES: tuple[str, ...]
 from ._types import Path
 
 T = TypeVar("T")
+
+version: str
+DTYPES: tuple[str, ...]
 
 
 class SafetensorError(Exception):
@@ -73,6 +74,7 @@ class Model:
         order: str = "file",
         budget: int = 0,
         read_only: bool = False,
+        populate: bool = False,
     ) -> Loader: ...
     def close(self) -> None: ...
 

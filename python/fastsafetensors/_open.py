@@ -171,7 +171,9 @@ class TensorSlice:
         if len(key) > len(shape):
             return None
         key += (slice(None),) * (len(shape) - len(key))
-        begin, end, squeeze = [], [], []
+        begin: list[int] = []
+        end: list[int] = []
+        squeeze: list[Any] = []
         for part, size in zip(key, shape, strict=True):
             if isinstance(part, int) and not isinstance(part, bool):
                 if not -size <= part < size:

@@ -183,16 +183,17 @@ static PyObject *wrap_loader(module_state *state, fst_loader *loader) {
 
 PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
                            PyObject *kwargs) {
-    static char *names[] = {"items", "mode",   "engine",    "threads",
-                            "order", "budget", "read_only", NULL};
+    static char *names[] = {"items",  "mode",      "engine",   "threads", "order",
+                            "budget", "read_only", "populate", NULL};
     PyObject *items = Py_None;
     const char *mode = "auto", *engine = "auto", *order = "file";
     unsigned long long budget = 0;
     unsigned int threads = 0;
     fst_load_options options = {.struct_size = sizeof options};
     request request = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKp:load", names, &items, &mode, &engine,
-                                     &threads, &order, &budget, &options.map_read_only))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKpp:load", names, &items, &mode, &engine,
+                                     &threads, &order, &budget, &options.map_read_only,
+                                     &options.map_populate))
         return NULL;
     options.thread_count = threads;
     options.budget_bytes = budget;

@@ -2,6 +2,9 @@
 /// Reading JSON values: strings with escapes, unsigned integers, anything to be skipped.
 #include "json_reader.h"
 
+#include <locale.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifdef __SSE2__
@@ -120,9 +123,21 @@ static const char *skip_digits(const char *at) {
     return at;
 }
 
-/// A number by JSON's grammar, of any size.
+/// True when a number is beyond what 64-bit floats hold: the reference refuses it, wherever it
+/// stands. In the C locale, because the decimal point is a setting of the program.
+static bool is_out_of_range(const char *number, const char *end, bool has_exponent) {
+    if (!has_exponent && end - number < 300) return false; // the largest float has 309 digits
+    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (c_locale == (locale_t)0) return false;
+    double value = strtod_l(number, NULL, c_locale);
+    freelocale(c_locale);
+    return isinf(value);
+}
+
+/// A number by JSON's grammar.
 static bool skip_number(json_reader *reader) {
     const char *at = reader->cursor;
+    bool has_exponent = false;
     if (*at == '-') at++;
     const char *digits = at;
     at = *at == '0' ? at + 1 : skip_digits(at);
@@ -136,8 +151,11 @@ static bool skip_number(json_reader *reader) {
         digits = at + 1 + (at[1] == '+' || at[1] == '-');
         at = skip_digits(digits);
         good = at > digits;
+        has_exponent = true;
     }
     if (!good) return json_fault(reader, "invalid number");
+    if (is_out_of_range(reader->cursor, at, has_exponent))
+        return json_fault(reader, "number out of range");
     reader->cursor = at;
     return true;
 }

@@ -162,6 +162,7 @@ static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
                     .headers = loader->headers,
                     .files = loader->files,
                     .mappings = loader->mappings,
+                    .populate = options->map_populate != 0,
                     .allocator = options->allocator,
                     .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
                     .thread_count = options->thread_count,
@@ -315,7 +316,8 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, fst_tensor **
     fsti_buffer *buffer;
     // Holding the buffer keeps the bytes even if the stream lets go of them meanwhile. A batch
     // that is not admitted must not be waited for: its turn may never come while we wait.
-    if (!fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer) && item->size_bytes > 0)
+    bool held = fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
+    if (!held && item->size_bytes > 0 && loader->mode != FST_MODE_MAP)
         return reload_item(loader, (uint32_t)item_index, out, error);
     fst_status status = wait_item(loader, item, -1, error);
     if (status == FST_OK)

@@ -34,6 +34,7 @@ static void size_threads(fsti_pipeline *pipeline) {
     bool any_async = false, any_blocking = false;
     for (size_t i = 0; i < plan->extent_count; i++) {
         const fsti_io_engine *engine = pipeline->choices[plan->extents[i].file].absent;
+        if (engine == NULL) break; // views
         any_async |= engine->is_async;
         any_blocking |= !engine->is_async && !engine->is_mapped;
     }
@@ -106,7 +107,7 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
     if (pipeline->choices == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
         pipeline->threads == NULL)
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
-    FST_TRY(choose_engines(pipeline, error));
+    if (pipeline->job.mappings == NULL) FST_TRY(choose_engines(pipeline, error));
     size_threads(pipeline);
     return FST_OK;
 }
@@ -123,6 +124,15 @@ static void init_locks(fsti_pipeline *pipeline) {
     pthread_condattr_destroy(&attributes);
 }
 
+/// Views need no work: every chunk is where it belongs.
+static void finish_views(fsti_pipeline *pipeline) {
+    const fsti_plan *plan = pipeline->job.plan;
+    for (size_t i = 0; i < plan->chunk_count; i++)
+        atomic_store_explicit(&pipeline->chunks[i].step, CHUNK_DONE, memory_order_relaxed);
+    pipeline->chunks_done = pipeline->chunks_taken = (uint32_t)plan->chunk_count;
+    pipeline->first_ns = pipeline->finished_ns = fsti_now_ns();
+}
+
 static size_t count_files(const fsti_plan *plan) {
     size_t count = 0;
     for (size_t i = 0; i < plan->item_count; i++)
@@ -137,7 +147,8 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     pipeline->started_ns = fsti_now_ns();
     init_locks(pipeline);
     fst_status status = prepare(pipeline, count_files(job->plan), error);
-    if (status == FST_OK) {
+    bool has_work = job->mappings == NULL || job->populate;
+    if (status == FST_OK && has_work) {
         // Before any thread runs: what fits is admitted when the load is open, not some time later.
         fsti_pipeline_admit(pipeline);
         if (pipeline->has_failed) {
@@ -147,7 +158,9 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     }
     if (status == FST_OK) {
         bool small = job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
-        if (small)
+        if (!has_work)
+            finish_views(pipeline);
+        else if (small)
             fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
         else
             status = start_threads(pipeline, error);
@@ -254,7 +267,7 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     pthread_mutex_lock(&pipeline->lock);
     const worker_counts *counts = &pipeline->counts;
     name_engines(counts, stats->engine, sizeof stats->engine);
-    if (plan->extent_count > 0)
+    if (plan->extent_count > 0 && pipeline->job.mappings == NULL)
         snprintf(stats->reason, sizeof stats->reason, "%s",
                  pipeline->choices[plan->extents[0].file].reason);
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;

@@ -13,7 +13,7 @@ static void classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     const fsti_io_choice *choice = &pipeline->choices[file_index];
     chunk_state *state = &pipeline->chunks[index];
     state->kind = KIND_ABSENT;
-    bool matters = choice->absent != choice->resident || pipeline->job.mappings != NULL;
+    bool matters = choice->absent != choice->resident || pipeline->job.populate;
     if (!matters) return;
     uint64_t resident =
         fsti_file_resident(pipeline->job.files[file_index], chunk->begin, chunk->end);

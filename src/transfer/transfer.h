@@ -17,7 +17,8 @@ typedef struct fsti_job {
     const fsti_plan *plan;
     const fsti_header *const *headers; ///< by file; for the names of tensors in errors
     fsti_file *const *files;
-    char *const *mappings; ///< by file: populate these instead of reading (FST_MODE_MAP), or NULL
+    char *const *mappings; ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
+    bool populate;         ///< make resident pages of the mappings present
     const fst_allocator *allocator; ///< NULL: arenas
     fst_engine engine;
     uint32_t thread_count; ///< 0: by the machine

@@ -85,6 +85,26 @@ TEST(stores_to_views_stay_private)
     fst_model_close(model);
 }
 
+TEST(views_are_populated_only_when_asked)
+{
+    for (int populate = 0; populate < 2; populate++) {
+        fst_model *model = open_tensors();
+        fst_load_options options = options_of(FST_MODE_MAP);
+        options.map_populate = populate;
+        fst_loader *loader;
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        fixture_warm(fixture_path("tensors"));
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+        CHECK_INT(stats.bytes_mapped, populate ? COUNT * BYTES : 0);
+        CHECK_INT(stats.bytes_read + stats.bytes_copied + stats.buffer_bytes, 0);
+        CHECK_TEXT(stats.mode, "map");
+        fst_loader_close(loader);
+        fst_model_close(model);
+    }
+}
+
 TEST(random_access_while_streaming_within_a_budget)
 {
     fst_model *model = open_tensors();

@@ -114,6 +114,8 @@ static const verdict verdicts[] = {
     {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"__metadata__\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, "[2],\"data_offsets\":[0,2]}}"},
     {"{\"__metadata__\":[]}", 0, FST_E_INVALID_HEADER_JSON, NULL},
+    {"{\"a\":{" U8_2 ",\"x\":1e999}}", 2, FST_E_INVALID_HEADER_JSON, "1e999"},
+    {"{\"a\":{" U8_2 ",\"x\":1.7e308}}", 2, FST_OK, NULL},
     // UTF-8 comes before JSON, as in the reference
     {"{\"a\x80\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER, NULL},
     {"{\"\xed\xa0\x80\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER, NULL},

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures: models on disk and the built command."""
+
+import os
+import pathlib
+import struct
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def write_raw(path, header, data=b""):
+    """Write a safetensors file from header text and data."""
+    encoded = header if isinstance(header, bytes) else header.encode()
+    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+    return path
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Return a function that writes a file from header text and data."""
+    return lambda header, data=b"", name="m.safetensors": write_raw(tmp_path / name, header, data)
+
+
+@pytest.fixture(scope="session")
+def command():
+    """Path of the built command."""
+    for folder in ("test", "release"):
+        path = ROOT / "build" / folder / "cli/fastsafetensors"
+        if path.exists():
+            return os.fspath(path)
+    pytest.skip("the command is not built")
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """torch, where it is installed."""
+    return pytest.importorskip("torch")
+
+
+def sample_tensors(torch):
+    """One tensor of every dtype that torch can fill, with shapes of every kind."""
+    generator = torch.Generator().manual_seed(0)
+
+    def bits(dtype, *shape):
+        size = torch.empty(0, dtype=dtype).element_size()
+        data = torch.randint(0, 256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8,
+                             generator=generator)
+        return data.view(dtype)
+
+    tensors = {
+        f"t.{name}": bits(getattr(torch, name), 3, 8)
+        for name in ("uint8", "int8", "int16", "uint16", "float16", "bfloat16", "int32", "uint32",
+                     "float32", "complex64", "float64", "int64", "uint64", "float8_e5m2",
+                     "float8_e4m3fn", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz")
+        if hasattr(torch, name)
+    }
+    tensors["t.bool"] = torch.randint(0, 2, (5,), generator=generator).bool()
+    tensors["scalar"] = torch.tensor(3.5)
+    tensors["empty"] = torch.empty(0, 7)
+    tensors["large"] = torch.randn(700, 1000, generator=generator)
+    tensors["unicode é\u0000\n"] = torch.arange(6).reshape(2, 3)
+    return tensors
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory, torch):
+    """(path, tensors) of a file written by the safetensors package."""
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    tensors = sample_tensors(torch)
+    save_file(tensors, path, metadata={"format": "pt", "note": "a\"b\\c"})
+    return path, tensors
+
+
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory, torch):
+    """(folder, tensors) of a model of three shards with an index."""
+    import json
+
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("sharded")
+    tensors = {f"layer.{i}.weight": torch.randn(64, 64) for i in range(9)}
+    weight_map = {}
+    for shard in range(3):
+        name = f"model-0000{shard + 1}-of-00003.safetensors"
+        part = {k: tensors[k] for k in list(tensors)[shard * 3 : shard * 3 + 3]}
+        save_file(part, folder / name)
+        weight_map |= dict.fromkeys(part, name)
+    index = {"metadata": {"total_size": 9 * 64 * 64 * 4}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return folder, tensors
+
+
+def same_bits(torch, a, b):
+    """Equal dtype, shape and bytes (NaNs included)."""
+    return (a.dtype == b.dtype and a.shape == b.shape
+            and torch.equal(a.contiguous().view(-1).view(torch.uint8),
+                            b.contiguous().view(-1).view(torch.uint8)))

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad files: the error's type, name, place; the reference's verdict."""
+
+import os
+import pickle
+import random
+import struct
+
+import pytest
+from fastsafetensors import SafetensorError
+from fastsafetensors.numpy import load_file
+
+U8 = '"dtype":"U8","shape":[2],"data_offsets":[0,2]'
+
+
+def test_format_error_says_everything(raw):
+    path = raw('{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', b"abc")
+    with pytest.raises(SafetensorError) as caught:
+        load_file(path)
+    error = caught.value
+    assert error.tag == "InvalidOffset" and error.tensor == "a" and error.file == str(path)
+    assert error.byte_offset == 8 + 2
+    assert str(path) in str(error) and "`a`" in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, SafetensorError) and str(copy) == str(error)
+
+
+@pytest.mark.parametrize(("header", "data", "tag"), [
+    ("{", b"", "InvalidHeaderDeserialization"),
+    (b'{"\xff":{}}', b"", "InvalidHeader"),
+    (f'{{"a":{{{U8}}}}}', b"abc", "MetadataIncompleteBuffer"),
+    (f'{{"a":{{{U8}}},"a":{{{U8}}}}}', b"ab", "InvalidHeaderDeserialization"),
+    ('{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}', b"ab", "MisalignedSlice"),
+])
+def test_names_of_faults(raw, header, data, tag):
+    with pytest.raises(SafetensorError) as caught:
+        load_file(raw(header, data))
+    assert caught.value.tag == tag and tag in str(caught.value)
+
+
+def test_system_errors_keep_their_kind(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        load_file(tmp_path / "none")
+    assert caught.value.filename == str(tmp_path / "none")
+    assert "No such file or directory" in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="no \\*.safetensors"):
+        load_file(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    for special, kind in ((tmp_path / "fifo", "FIFO"), ("/dev/null", "device")):
+        with pytest.raises(OSError, match=kind):
+            load_file(special)
+    if os.geteuid() == 0:
+        return
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x")
+    secret.chmod(0)
+    with pytest.raises(PermissionError):
+        load_file(secret)
+
+
+def test_name_in_two_files(raw):
+    files = [raw(f'{{"a":{{{U8}}}}}', b"ab", name) for name in ("x", "y")]
+    with pytest.raises(SafetensorError) as caught:
+        load_file(files)
+    assert caught.value.tag == "DuplicateTensor" and caught.value.tensor == "a"
+
+
+def test_unknown_words(raw):
+    path = raw("{}")
+    for wrong in ({"mode": "x"}, {"engine": "x"}):
+        with pytest.raises(ValueError, match="unknown"):
+            load_file(path, **wrong)
+    assert load_file(path) == {}
+
+
+def reference_verdict(path):
+    """What the safetensors package says of a file: its names, or None."""
+    from safetensors import SafetensorError as Reference
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="np") as f:
+            return {n: tuple(f.get_slice(n).get_shape()) for n in f.keys()}, f.metadata()
+    except Reference:
+        return None
+
+
+def our_verdict(path):
+    """What we say."""
+    from fastsafetensors import _core
+
+    try:
+        model = _core.Model(path)
+    except SafetensorError:
+        return None
+    names = model.names()
+    return {n: model.info(model.find(n))[1] for n in names}, model.metadata(0)
+
+
+EXTRA_FIELDS = ['"x":1e5', '"x":{"y":[]}', '"x":"\\u00e9"', '"x":-0.0', '"x":1e999',
+                '"x":"\\ud800"', '"dtype":"U8"', '"x":nul',
+                '"x":1.7976931348623157e308', '"x":[1,]', '"x":01']
+
+
+def generate(random_):
+    """A header text, mostly nearly right, and its number of data bytes."""
+    entries, offset = [], 0
+    for i in range(random_.randrange(4)):
+        dtype, bits = random_.choice(
+            [("U8", 8), ("F32", 32), ("F4", 4), ("BF16", 16), ("I64", 64)])
+        shape = [random_.choice([0, 1, 2, 4]) for _ in range(random_.randrange(4))]
+        count = 1
+        for size in shape:
+            count *= size
+        end = offset + count * bits // 8
+        begin = offset
+        if random_.random() < 0.1:
+            begin, end = begin + random_.choice([0, 1]), end + random_.choice([-1, 0, 1, 2**64])
+        fields = [f'"dtype":"{dtype}"', f'"shape":{shape}', f'"data_offsets":[{begin},{end}]']
+        random_.shuffle(fields)
+        if random_.random() < 0.1:
+            fields.append(random_.choice(EXTRA_FIELDS))
+        if random_.random() < 0.04:
+            fields.pop()
+        name = random_.choice([f"n{i}", f"n{i}\\u0041", f"\\n{i}", f"é{i}", f"__metadata_{i}"])
+        entries.append(f'"{name}":{{{",".join(fields)}}}')
+        offset = max(offset, end if end < 10000 else offset)
+    if random_.random() < 0.3:
+        entries.append(random_.choice([
+            '"__metadata__":{}', '"__metadata__":null', '"__metadata__":{"a":"b","a":"c"}',
+            '"__metadata__":{"a":1}', '"__metadata__":{"a":"\\ud83d\\ude00"}',
+            '"__metadata__":[]']))
+    random_.shuffle(entries)
+    text = random_.choice(["", " "]) + "{" + ",".join(entries) + "}" + " " * random_.randrange(3)
+    if random_.random() < 0.25 and text:
+        at = random_.randrange(len(text))
+        byte = random_.choice(['"', "{", "}", ",", ":", "x", "\\", "\0", "0", "é", ""])
+        text = text[:at] + byte + text[at + random_.randrange(2):]
+    data = offset + random_.choice([0, 0, 0, 0, 0, 1])
+    return text.encode(), data
+
+
+def test_same_verdict_as_the_reference(tmp_path):
+    random_ = random.Random(20261121)
+    path = tmp_path / "m.safetensors"
+    accepted = 0
+    for case in range(3000):
+        header, data = generate(random_)
+        length = len(header) + (random_.choice([-1, 1, 2**40]) if random_.random() < 0.02 else 0)
+        path.write_bytes(struct.pack("<Q", max(length, 0)) + header + bytes(data))
+        ours, theirs = our_verdict(path), reference_verdict(path)
+        # A wanted difference: a tensor name that comes twice is refused by us alone.
+        assert ours == theirs, (case, header, data)
+        accepted += ours is not None
+    assert 500 < accepted < 2500
+
+
+def test_truncated_everywhere(tmp_path):
+    path = tmp_path / "m.safetensors"
+    header = f'{{"a":{{{U8}}}}}'.encode()
+    whole = struct.pack("<Q", len(header)) + header + b"ab"
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(SafetensorError):
+            load_file(path)
+
+
+@pytest.mark.parametrize("mode", ["load", "map"])
+def test_shrinking_file_is_an_error(tmp_path, mode):
+    from fastsafetensors import _core
+
+    path = tmp_path / "m.safetensors"
+    size = 32 << 20
+    header = f'{{"a":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}'.encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+    model = _core.Model(path)
+    os.truncate(path, 1 << 20)
+    with pytest.raises(SafetensorError) as caught:
+        model.load(mode=mode).wait()
+    assert caught.value.tag == "FileChanged" and str(path) in str(caught.value)

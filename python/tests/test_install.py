@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed C library as a stranger uses it: pkg-config, examples, symbols, man pages."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def prefix(tmp_path_factory):
+    """Install the library, as `make install PREFIX=DIR` does."""
+    for tool in ("pkg-config", "cc", "make"):
+        if not shutil.which(tool):
+            pytest.skip(f"no {tool}")
+    folder = tmp_path_factory.mktemp("prefix")
+    done = subprocess.run(["make", "-C", ROOT, "install", f"PREFIX={folder}"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def library_folder(prefix):
+    return next(prefix.rglob("libfastsafetensors.so")).parent
+
+
+def pkg_config(prefix, *options):
+    environment = dict(os.environ, PKG_CONFIG_PATH=str(library_folder(prefix) / "pkgconfig"))
+    return subprocess.run(["pkg-config", *options, "fastsafetensors"], env=environment, check=True,
+                          capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["shared", "static"])
+def test_examples(prefix, sharded, tmp_path, static):
+    folder, tensors = sharded
+    flags = pkg_config(prefix, "--cflags", "--libs", *(["--static"] if static else []))
+    if static:
+        flags = [str(library_folder(prefix) / "libfastsafetensors.a")
+                 if f == "-lfastsafetensors" else f for f in flags]
+    built = {}
+    for source in sorted((ROOT / "examples/c").glob("*.c")):
+        built[source.stem] = program = tmp_path / source.stem
+        subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program,
+                        *flags, f"-Wl,-rpath,{library_folder(prefix)}"], check=True)
+    assert set(built) == {"load_one", "stream_sharded", "load_into"}
+
+    def run(*arguments):
+        return subprocess.run(arguments, capture_output=True, text=True)
+
+    done = run(built["load_one"], folder, "layer.4.weight")
+    assert done.stdout == "layer.4.weight F32 [64, 64] 16384 bytes\n"
+    assert run(built["load_one"], folder, "nope").returncode == 1
+    total = sum(int(t.view(__import__("torch").uint8).sum()) for t in tensors.values())
+    for budget in ("1", "256"):
+        done = run(built["stream_sharded"], folder, budget)
+        assert done.stdout == f"9 tensors, sum of bytes {total}\n", done.stderr
+        assert "100 %" in done.stderr
+    done = run(built["load_into"], folder)
+    assert done.stdout.startswith(f"9 tensors, {9 * 16384} bytes")
+
+
+def test_what_is_installed(prefix):
+    names = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if p.is_file()}
+    for wanted in ("bin/fastsafetensors", "include/fastsafetensors.h",
+                   "include/fastsafetensors/loader.h", "share/man/man1/fastsafetensors.1",
+                   "share/man/man3/libfastsafetensors.3",
+                   "share/bash-completion/completions/fastsafetensors"):
+        assert wanted in names
+    assert not any("internal" in n or n.startswith("include/src") for n in names)
+    done = subprocess.run([prefix / "bin/fastsafetensors", "--version"], capture_output=True,
+                          text=True, env={})
+    assert done.returncode == 0, done.stderr  # it finds its library without help
+    assert pkg_config(prefix, "--modversion") == [done.stdout.split()[1]]
+
+
+def test_soname_and_exports(prefix):
+    library = library_folder(prefix) / "libfastsafetensors.so"
+    output = subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
+    assert "libfastsafetensors.so.1]" in output
+    assert "BIND_NOW" in output or "NOW" in output
+    for foreign in ("libcuda", "libstdc++", "libtorch", "libpython"):
+        assert foreign not in output
+
+
+def test_layer_check_can_fail(tmp_path):
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copytree(ROOT / "cli", tmp_path / "cli")
+    shutil.copytree(ROOT / "include", tmp_path / "include")
+
+    def check(name):
+        return subprocess.run([sys.executable, tmp_path / "tools" / name, tmp_path],
+                              capture_output=True, text=True)
+
+    assert check("check_layers.py").returncode == 0
+    assert check("check_style.py").returncode == 0
+    cases = [
+        ("check_layers.py", "src/io/choose.c", '#include "plan/plan.h"\n', "may not use"),
+        ("check_layers.py", "src/loader/load.c", '#include "io/io_private.h"\n', "not the door"),
+        ("check_layers.py", "src/plan/plan.c", "#include <unistd.h>\n", "pure room"),
+        ("check_layers.py", "cli/main.c", '#include "base/base.h"\n', "not public"),
+        ("check_style.py", "src/plan/plan.c",
+         "static int long_one(void) {\n" + "    f();\n" * 70 + "}\n", "lines"),
+        ("check_style.py", "src/plan/plan.c", "static void f(void) {\n    printf(\"x\");\n}\n",
+         "printf"),
+        ("check_style.py", "src/plan/plan.c", "// " + "x" * 100 + "\n", "columns"),
+        ("check_style.py", "src/plan/plan.c",
+         "static int f(int a, int b, int c, int d, int e, int g) {\n    return 0;\n}\n",
+         "parameters"),
+    ]
+    for tool, name, text, words in cases:
+        path = tmp_path / name
+        before = path.read_text()
+        path.write_text(before + text)
+        done = check(tool)
+        path.write_text(before)
+        assert done.returncode == 1 and words in done.stdout, (tool, name, done.stdout)
