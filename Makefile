@@ -72,7 +72,8 @@ install-test:
 	$(PYTHON) -m pip install . -r tools/requirements-test.txt
 
 dist: $(VENV)/.test-ready
-	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@$(BIN)/python -m build --no-isolation --skip-dependency-check --outdir dist .
+	@$(BIN)/python -m wheel tags --remove --python-tag cp310 dist/*-linux_*.whl > /dev/null
 	@ls -l dist
 
 bench: all $(VENV)/.test-ready $(VENV)/.package-ready

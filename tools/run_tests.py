@@ -117,6 +117,7 @@ def lint_suite() -> Counter[str]:
         ("layers", [sys.executable, "tools/check_layers.py"]),
         ("style", [sys.executable, "tools/check_style.py"]),
         ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
+        ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
         ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools"]),
         ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
     ]

@@ -78,7 +78,7 @@ fst_status fst_model_file_info(const fst_model *model, size_t index, fst_file_in
 
 fst_status fst_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,
                               fst_metadata_entry *out, fst_error *error) {
-    fst_file_info info;
+    fst_file_info info = {0};
     FST_TRY(fst_model_file_info(model, file_index, &info, error));
     API_REQUIRE(out != NULL, error, "out is NULL");
     API_REQUIRE(entry_index < info.metadata_count, error, "metadata entry %zu of %zu", entry_index,

@@ -2,6 +2,7 @@
 /// How many processors this process may use: affinity mask and cgroup quota, not the core count.
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base.h"
 
@@ -15,11 +16,14 @@ static uint32_t count_affinity(void) {
 /// The quota of cgroup v2 in whole processors, rounded up; 0: none.
 static uint32_t count_quota(const char *path) {
     FILE *file = fopen(path, "re");
-    unsigned long long quota = 0, period = 0;
+    char line[64] = "", *end;
     if (file == NULL) return 0;
-    int fields = fscanf(file, "%llu %llu", &quota, &period); // "max 100000" gives no field
+    const char *text = fgets(line, sizeof line, file);
     fclose(file);
-    return fields == 2 && period > 0 ? (uint32_t)((quota + period - 1) / period) : 0;
+    if (text == NULL) return 0;
+    uint64_t quota = strtoull(text, &end, 10); // "max 100000" is no number: no quota
+    uint64_t period = end == text ? 0 : strtoull(end, NULL, 10);
+    return period > 0 ? (uint32_t)((quota + period - 1) / period) : 0;
 }
 
 uint32_t fsti_cpu_count(void) {

@@ -40,8 +40,8 @@ static fst_status open_regular(const char *path, int *fd, struct stat *info, fst
 }
 
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
-    int fd;
-    struct stat info;
+    int fd = -1;
+    struct stat info = {0};
     FST_TRY(open_regular(path, &fd, &info, error));
     fsti_file *file = fsti_alloc_zeroed(1, sizeof *file);
     char *path_copy = fsti_string_copy(path, strlen(path));
@@ -137,10 +137,11 @@ fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t beg
                               fst_error *error) {
     uint64_t from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
     while (madvise(mapping + from, end - from, MADV_POPULATE_READ) != 0) {
-        if (errno == EINTR || errno == EAGAIN) continue;
-        if (errno == EINVAL) return FST_OK; // an older kernel: pages come when they are touched
+        int failure = errno;
+        if (failure == EINTR || failure == EAGAIN) continue;
+        if (failure == EINVAL) return FST_OK; // an older kernel: pages come when they are touched
         FST_TRY(fsti_file_check(file, error));
-        return fsti_error_errno(error, errno == EFAULT ? EIO : errno, file->path, "mapping");
+        return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
     }
     return FST_OK;
 }

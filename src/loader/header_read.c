@@ -51,7 +51,7 @@ fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_
                                .lenient = (flags & FST_OPEN_LENIENT) != 0,
                                .hash_key = hash_key};
     char *bytes = NULL;
-    uint64_t header_bytes;
+    uint64_t header_bytes = 0;
     fst_status status = read_header(out, &rules, &bytes, &header_bytes, error);
     if (status == FST_OK)
         status = fsti_header_parse(bytes, (size_t)header_bytes, &rules, &out->header, error);
@@ -69,26 +69,29 @@ void fsti_model_file_clear(model_file *file) {
     *file = (model_file){0};
 }
 
+/// Reads a whole file that is open and not too large.
+static fst_status read_whole(fsti_file *file, char **bytes, size_t *byte_count, fst_error *error) {
+    uint64_t size = fsti_file_size(file);
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = fsti_file_path(file);
+    if (size > INDEX_BYTES_MAX)
+        return fsti_error_set(error, FST_E_INDEX_JSON, place, "JsonError: index file too large");
+    char *text = fsti_alloc_zeroed(1, (size_t)size + FSTI_FORMAT_PADDING_BYTES);
+    if (text == NULL) return fsti_error_memory(error, size);
+    fst_status status = fsti_file_read(file, text, (size_t)size, 0, byte_count, error);
+    if (status != FST_OK) {
+        fsti_free(text);
+        return status;
+    }
+    *bytes = text;
+    return FST_OK;
+}
+
 fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,
                                 fst_error *error) {
-    fsti_file *file;
+    fsti_file *file = NULL;
     FST_TRY(fsti_file_open(path, &file, error));
-    uint64_t size = fsti_file_size(file);
-    fst_status status = FST_OK;
-    *bytes = NULL;
-    if (size > INDEX_BYTES_MAX) {
-        fsti_error_place place = FSTI_NOWHERE;
-        place.file = path;
-        status = fsti_error_set(error, FST_E_INDEX_JSON, place, "JsonError: index file too large");
-    } else {
-        *bytes = fsti_alloc((size_t)size + FSTI_FORMAT_PADDING_BYTES);
-        if (*bytes == NULL) status = fsti_error_memory(error, size);
-    }
-    if (status == FST_OK) status = fsti_file_read(file, *bytes, (size_t)size, 0, byte_count, error);
-    if (status == FST_OK)
-        memset(*bytes + *byte_count, 0, FSTI_FORMAT_PADDING_BYTES);
-    else
-        fsti_free(*bytes);
+    fst_status status = read_whole(file, bytes, byte_count, error);
     fsti_file_unref(file);
     return status;
 }

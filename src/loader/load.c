@@ -303,7 +303,7 @@ static fst_status reload_item(fst_loader *loader, uint32_t item_index, fst_tenso
     options.budget_bytes = 0;
     options.progress = NULL;
     options.mode = loader->mode;
-    fst_loader *single;
+    fst_loader *single = NULL;
     FST_TRY(fsti_loader_open(loader->model, &options, &single, error));
     fst_status status = fsti_loader_next(single, -1, out, error);
     fsti_loader_close(single);

@@ -91,12 +91,15 @@ static void collect_entries(fst_model *model, const char *marks) {
 static fst_status collect_mapped(fst_model *model, const fsti_index *index, fst_error *error) {
     char *marks = fsti_alloc_zeroed(count_all(model), 1);
     size_t *file_starts = fsti_alloc_zeroed(model->file_count, sizeof *file_starts);
-    fst_status status =
-        marks == NULL || file_starts == NULL ? fsti_error_memory(error, count_all(model)) : FST_OK;
-    for (size_t i = 1; status == FST_OK && i < model->file_count; i++)
-        file_starts[i] = file_starts[i - 1] + model->files[i - 1].header->tensor_count;
-    if (status == FST_OK) status = mark_mapped(model, index, marks, file_starts, error);
-    if (status == FST_OK) collect_entries(model, marks);
+    fst_status status;
+    if (marks == NULL || file_starts == NULL) {
+        status = fsti_error_memory(error, count_all(model));
+    } else {
+        for (size_t i = 1; i < model->file_count; i++)
+            file_starts[i] = file_starts[i - 1] + model->files[i - 1].header->tensor_count;
+        status = mark_mapped(model, index, marks, file_starts, error);
+        if (status == FST_OK) collect_entries(model, marks);
+    }
     fsti_free(marks);
     fsti_free(file_starts);
     return status;

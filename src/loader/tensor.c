@@ -95,9 +95,13 @@ static fst_status locate(fst_loader *loader, uint32_t item_index, fsti_buffer **
     uint64_t offset;
     *data = NULL;
     if (loader->mode != FST_MODE_MAP || item->size_bytes == 0) {
-        if (item->size_bytes > 0 || item->destination != NULL)
-            *data = fsti_plan_item_address(item, *buffer == NULL ? NULL : (*buffer)->data);
-        *buffer = item->destination != NULL || *data == NULL ? NULL : fsti_buffer_ref(*buffer);
+        if (item->destination != NULL || item->size_bytes == 0 || *buffer == NULL) {
+            *data = item->destination;
+            *buffer = NULL;
+            return FST_OK;
+        }
+        *data = fsti_plan_item_address(item, (*buffer)->data);
+        fsti_buffer_ref(*buffer);
         return FST_OK;
     }
     if (is_viewable(loader, item_index, &offset)) {
