@@ -304,8 +304,9 @@ static fst_status reload_item(fst_loader *loader, uint32_t item_index, fst_tenso
     options.progress = NULL;
     options.mode = loader->mode;
     fst_loader *single = NULL;
-    FST_TRY(fsti_loader_open(loader->model, &options, &single, error));
-    fst_status status = fsti_loader_next(single, -1, out, error);
+    fst_status status = fsti_loader_open(loader->model, &options, &single, error);
+    if (status != FST_OK || single == NULL) return status;
+    status = fsti_loader_next(single, -1, out, error);
     fsti_loader_close(single);
     return status;
 }
