@@ -21,18 +21,20 @@ typedef struct load_request {
 } load_request;
 
 static void print_help(void) {
-    printf("usage: fastsafetensors load [OPTIONS] PATH\n\n"
-           "Loads a model into memory and prints time, speed, engine and why it was chosen.\n\n"
-           "  --device DEVICE   where to: cpu\n"
-           "  --mode MODE       auto (default), load (own memory) or map (views of the file)\n"
-           "  --engine ENGINE   auto (default), pread, direct, uring or mmap\n"
-           "  --select GLOB     only tensors whose names match; may come several times\n"
-           "  --threads N       threads (default: by the machine)\n"
-           "  --budget SIZE     stream within this much memory (64M, 2GiB)\n"
-           "  --repeat N        load N times\n"
-           "  --lenient         accept bytes after the last tensor\n"
-           "  --no-progress     no progress bar, also on a terminal\n"
-           "  --json            one JSON object a load\n");
+    printf(
+        "usage: fastsafetensors load [OPTIONS] PATH\n\n"
+        "Loads a model into memory and prints time, speed, engine and why it was chosen.\n\n"
+        "  --device DEVICE   where to: cpu\n"
+        "  --mode MODE       auto (default), load (own memory) or map (views of the file)\n"
+        "  --engine ENGINE   auto (default), pread, direct, uring or mmap\n"
+        "  --dtype DTYPE     convert floats (integers: only to wider ones) on the way, e.g. BF16\n"
+        "  --select GLOB     only tensors whose names match; may come several times\n"
+        "  --threads N       threads (default: by the machine)\n"
+        "  --budget SIZE     stream within this much memory (64M, 2GiB)\n"
+        "  --repeat N        load N times\n"
+        "  --lenient         accept bytes after the last tensor\n"
+        "  --no-progress     no progress bar, also on a terminal\n"
+        "  --json            one JSON object a load\n");
 }
 
 /// A bar on stderr, redrawn as bytes arrive.
@@ -59,6 +61,12 @@ static int find_word(const char *word, const char *const *words, int count) {
 static const char *const modes[] = {"auto", "load", "map"};
 static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
 
+static int find_dtype(const char *name) {
+    for (int i = 0; i < FST_DTYPE_COUNT; i++)
+        if (strcmp(name, fst_dtype_name((fst_dtype)i)) == 0) return i;
+    return -1;
+}
+
 static bool parse_count(const char *text, unsigned long max, unsigned long *out) {
     char *end;
     if (text[0] < '0' || text[0] > '9') return false;
@@ -83,6 +91,11 @@ static int take_option(load_request *request, int option, const char *value) {
         word = find_word(value, engines, FST_ENGINE_COUNT);
         options->engine = (fst_engine)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown engine '%s'", value) : EXIT_GOOD;
+    case 'D':
+        word = find_dtype(value);
+        options->convert = 1;
+        options->dtype = (fst_dtype)(word < 0 ? 0 : word);
+        return word < 0 ? cli_usage("load", "unknown dtype '%s'", value) : EXIT_GOOD;
     case 's':
         if (options->glob_count == GLOB_COUNT_MAX) return cli_usage("load", "too many --select");
         request->globs[options->glob_count++] = value;
@@ -104,12 +117,19 @@ static int take_option(load_request *request, int option, const char *value) {
 
 static int parse_arguments(int argc, char **argv, load_request *request, bool *done) {
     static const struct option options[] = {
-        {"device", required_argument, NULL, 'd'},  {"mode", required_argument, NULL, 'm'},
-        {"engine", required_argument, NULL, 'e'},  {"select", required_argument, NULL, 's'},
-        {"threads", required_argument, NULL, 't'}, {"budget", required_argument, NULL, 'b'},
-        {"repeat", required_argument, NULL, 'r'},  {"lenient", no_argument, NULL, 'l'},
-        {"no-progress", no_argument, NULL, 'n'},   {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+        {"device", required_argument, NULL, 'd'},
+        {"mode", required_argument, NULL, 'm'},
+        {"engine", required_argument, NULL, 'e'},
+        {"dtype", required_argument, NULL, 'D'},
+        {"select", required_argument, NULL, 's'},
+        {"threads", required_argument, NULL, 't'},
+        {"budget", required_argument, NULL, 'b'},
+        {"repeat", required_argument, NULL, 'r'},
+        {"lenient", no_argument, NULL, 'l'},
+        {"no-progress", no_argument, NULL, 'n'},
+        {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
         int code = EXIT_GOOD;
@@ -137,13 +157,15 @@ static void print_json(const fst_load_stats *s, double seconds) {
     cli_print_json(s->reason, strlen(s->reason));
     printf(", \"threads\": %" PRIu32 ", \"tensors\": %zu, \"bytes_requested\": %" PRIu64
            ", \"bytes_read\": %" PRIu64 ", \"bytes_direct\": %" PRIu64
-           ", \"bytes_mapped\": %" PRIu64 ", \"bytes_copied\": %" PRIu64 ", \"reads\": %" PRIu64
-           ", \"chunks\": %" PRIu64 ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
+           ", \"bytes_mapped\": %" PRIu64 ", \"bytes_copied\": %" PRIu64
+           ", \"bytes_converted\": %" PRIu64 ", \"reads\": %" PRIu64 ", \"chunks\": %" PRIu64
+           ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
            ", \"buffer_bytes_peak\": %" PRIu64 ", \"read_ns\": %" PRIu64 ", \"copy_ns\": %" PRIu64
            ", \"populate_ns\": %" PRIu64 "}\n",
            s->thread_count, s->tensor_count, s->bytes_requested, s->bytes_read, s->bytes_direct,
-           s->bytes_mapped, s->bytes_copied, s->read_count, s->chunk_count, s->chunks_resident,
-           s->buffer_bytes, s->buffer_bytes_peak, s->read_ns, s->copy_ns, s->populate_ns);
+           s->bytes_mapped, s->bytes_copied, s->bytes_converted, s->read_count, s->chunk_count,
+           s->chunks_resident, s->buffer_bytes, s->buffer_bytes_peak, s->read_ns, s->copy_ns,
+           s->populate_ns);
 }
 
 static void print_stats(const fst_load_stats *s, double seconds) {

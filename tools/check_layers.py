@@ -27,7 +27,8 @@ BELOW = {
 # Rooms without system calls and threads: what they may include beyond the language itself.
 PURE = {"dtype", "format", "plan"}
 PURE_SYSTEM = {"string.h", "inttypes.h", "stdlib.h", "fnmatch.h", "emmintrin.h", "stddef.h",
-               "stdint.h", "stdbool.h", "locale.h", "math.h"}
+               "stdint.h", "stdbool.h", "locale.h", "math.h",
+               "immintrin.h", "cpuid.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 

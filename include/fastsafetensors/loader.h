@@ -91,6 +91,11 @@ typedef struct fst_load_options {
     const fst_allocator *allocator; ///< copied; NULL: our huge-page arenas
     fst_progress_callback progress;
     void *progress_context;
+    /// 1: tensors become `dtype` on the way where that is possible: float types to any float type
+    /// (rounding to nearest even), integers to wider ones that hold every value; others stay as
+    /// they are. Not in FST_MODE_MAP. Destinations then have the converted size.
+    int convert;
+    fst_dtype dtype;
     /// 1: pages of FST_MODE_MAP may not be written (a store faults); 0: stores stay private.
     int map_read_only;
     /// 1: FST_MODE_MAP makes the pages that are in the page cache present ahead of use, by threads,
@@ -149,11 +154,12 @@ typedef struct fst_load_stats {
     char reason[512];   ///< why these were chosen
     uint32_t thread_count;
     size_t tensor_count;
-    uint64_t bytes_requested;   ///< of tensors and slices asked for
+    uint64_t bytes_requested;   ///< of tensors and slices asked for, as they come to memory
     uint64_t bytes_read;        ///< read from files or copied from mappings, over-read included
     uint64_t bytes_direct;      ///< of them past the page cache
     uint64_t bytes_mapped;      ///< of them from a mapping of cached pages
-    uint64_t bytes_copied;      ///< moved once more in memory (from a bounce slot or a mapping)
+    uint64_t bytes_copied;      ///< moved once more in memory (from a slot or a mapping)
+    uint64_t bytes_converted;   ///< of them converted to another dtype on the way, as read
     uint64_t read_count;        ///< read operations
     uint64_t chunk_count;       ///< units of work
     uint64_t chunks_resident;   ///< of them found in the page cache beforehand

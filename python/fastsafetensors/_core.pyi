@@ -75,6 +75,7 @@ class Model:
         budget: int = 0,
         read_only: bool = False,
         populate: bool = False,
+        dtype: str | None = None,
     ) -> Loader: ...
     def close(self) -> None: ...
 

@@ -57,13 +57,14 @@ def load_file(
     mode: str = "auto",
     engine: str = "auto",
     threads: int = 0,
+    dtype: str | None = None,
 ) -> dict[str, Any]:
     """Load all tensors of a model: {name: numpy.ndarray} in file order, writable.
 
-    The arguments are those of fastsafetensors.torch.load_file.
+    The arguments are those of fastsafetensors.torch.load_file; dtype is the format's name.
     """
     model = Model(filename)
-    loader = model.load(mode=mode, engine=engine, threads=threads)
+    loader = model.load(mode=mode, engine=engine, threads=threads, dtype=dtype)
     try:
         return export(loader)
     finally:

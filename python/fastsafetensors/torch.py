@@ -46,6 +46,16 @@ def torch_dtype(dtype: str) -> Any | None:
     return getattr(_torch, _TORCH_NAMES.get(dtype, "?"), None)
 
 
+def dtype_name(dtype: Any) -> str | None:
+    """Return the format's name of a torch dtype (a name stays one, None is None)."""
+    if dtype is None or isinstance(dtype, str):
+        return dtype
+    for name in _TORCH_NAMES:
+        if torch_dtype(name) is dtype:
+            return name
+    raise ValueError(f"the format has no dtype {dtype}")
+
+
 @cache
 def capsule_mask() -> int:
     """Which dtypes this torch imports as they are: bit d for dtype d, found by trying each."""
@@ -101,6 +111,7 @@ def load_file(
     mode: str = "auto",
     engine: str = "auto",
     threads: int = 0,
+    dtype: Any = None,
 ) -> dict[str, Any]:
     """Load all tensors of a model: {name: torch.Tensor} in file order.
 
@@ -108,13 +119,15 @@ def load_file(
     device: where the tensors go, as torch takes it.
     mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
     private); "auto" maps what is in the page cache nearly whole and loads everything else.
+    dtype: what elements become on the way, a torch dtype or the format's name ("BF16"): floats
+    become any float type (rounded to nearest even), integers wider ones; other tensors stay.
     engine, threads: force how "load" reads; see `fastsafetensors engines` for what works.
 
     The tensors own their memory. Raises SafetensorError for a bad file, OSError of its kind for
     what the system refuses.
     """
     model = Model(filename)
-    loader = model.load(mode=mode, engine=engine, threads=threads)
+    loader = model.load(mode=mode, engine=engine, threads=threads, dtype=dtype_name(dtype))
     try:
         return export(loader, device)
     finally:

@@ -171,6 +171,17 @@ static int read_words(const char *mode, const char *engine, const char *order,
     return 1;
 }
 
+static int read_dtype(const char *name, fst_load_options *options) {
+    if (name == NULL) return 1;
+    options->convert = 1;
+    for (int i = 0; i < FST_DTYPE_COUNT; i++) {
+        options->dtype = (fst_dtype)i;
+        if (strcmp(name, fst_dtype_name(options->dtype)) == 0) return 1;
+    }
+    PyErr_Format(PyExc_ValueError, "unknown dtype '%s'", name);
+    return 0;
+}
+
 static PyObject *wrap_loader(module_state *state, fst_loader *loader) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(state->loader_type, Py_tp_alloc);
     PyObject *self = allocate(state->loader_type, 0);
@@ -184,21 +195,21 @@ static PyObject *wrap_loader(module_state *state, fst_loader *loader) {
 PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
                            PyObject *kwargs) {
     static char *names[] = {"items",  "mode",      "engine",   "threads", "order",
-                            "budget", "read_only", "populate", NULL};
+                            "budget", "read_only", "populate", "dtype",   NULL};
     PyObject *items = Py_None;
-    const char *mode = "auto", *engine = "auto", *order = "file";
+    const char *mode = "auto", *engine = "auto", *order = "file", *dtype = NULL;
     unsigned long long budget = 0;
     unsigned int threads = 0;
     fst_load_options options = {.struct_size = sizeof options};
     request request = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKpp:load", names, &items, &mode, &engine,
-                                     &threads, &order, &budget, &options.map_read_only,
-                                     &options.map_populate))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKppz:load", names, &items, &mode,
+                                     &engine, &threads, &order, &budget, &options.map_read_only,
+                                     &options.map_populate, &dtype))
         return NULL;
     options.thread_count = threads;
     options.budget_bytes = budget;
     PyObject *result = NULL;
-    if (read_words(mode, engine, order, &options) &&
+    if (read_words(mode, engine, order, &options) && read_dtype(dtype, &options) &&
         read_items(state, model, items, &request, &options)) {
         fst_error error;
         fst_loader *loader;
@@ -357,13 +368,13 @@ static PyObject *loader_stats(PyObject *self, PyObject *none) {
 #define NUMBER(name) #name, (unsigned long long)s.name
     return Py_BuildValue(
         "{s:s,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
-        "s:K}",
+        "s:K,s:K}",
         "mode", s.mode, "engine", s.engine, "reason", s.reason, NUMBER(thread_count),
         NUMBER(tensor_count), NUMBER(bytes_requested), NUMBER(bytes_read), NUMBER(bytes_direct),
-        NUMBER(bytes_mapped), NUMBER(bytes_copied), NUMBER(read_count), NUMBER(chunk_count),
-        NUMBER(chunks_resident), NUMBER(buffer_bytes), NUMBER(buffer_bytes_peak),
-        NUMBER(bounce_bytes), NUMBER(plan_ns), NUMBER(first_tensor_ns), NUMBER(total_ns),
-        NUMBER(read_ns), NUMBER(copy_ns), NUMBER(wait_ns), NUMBER(populate_ns));
+        NUMBER(bytes_mapped), NUMBER(bytes_copied), NUMBER(bytes_converted), NUMBER(read_count),
+        NUMBER(chunk_count), NUMBER(chunks_resident), NUMBER(buffer_bytes),
+        NUMBER(buffer_bytes_peak), NUMBER(bounce_bytes), NUMBER(plan_ns), NUMBER(first_tensor_ns),
+        NUMBER(total_ns), NUMBER(read_ns), NUMBER(copy_ns), NUMBER(wait_ns), NUMBER(populate_ns));
 #undef NUMBER
 }
 

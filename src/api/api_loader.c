@@ -13,6 +13,10 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 (int)options->engine);
     API_REQUIRE((unsigned)options->order < FST_ORDER_COUNT, error, "unknown order %d",
                 (int)options->order);
+    API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error, "unknown dtype %d",
+                (int)options->dtype);
+    API_REQUIRE(!options->convert || options->mode != FST_MODE_MAP, error,
+                "views can't be converted: use load");
     API_REQUIRE(options->items != NULL || options->item_count == 0, error, "items is NULL");
     API_REQUIRE(options->globs != NULL || options->glob_count == 0, error, "globs is NULL");
     for (size_t i = 0; i < options->glob_count; i++)

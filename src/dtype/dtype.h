@@ -17,4 +17,26 @@ fst_dtype fsti_dtype_find(const char *name, size_t size);
 /// FST_E_MISALIGNED_SLICE when they are not whole bytes.
 fst_status fsti_dtype_size(fst_dtype dtype, uint64_t element_count, uint64_t *size_bytes);
 
+/// Whether tensors of `from` become `to` when that is asked for: floats to any other float type
+/// (values round to nearest even), integers to wider ones that hold every value. Else they stay.
+bool fsti_dtype_convertible(fst_dtype from, fst_dtype to);
+
+/// How elements of one dtype become another: in units of whole bytes on both sides.
+typedef struct fsti_conversion {
+    uint8_t from, to; ///< fst_dtype
+    uint8_t unit_elements, from_bytes, to_bytes;
+} fsti_conversion;
+
+/// The conversion of a convertible pair; of a pair of the same dtype it moves bytes.
+fsti_conversion fsti_dtype_conversion(fst_dtype from, fst_dtype to);
+
+/// Converts `unit_count` units. Pointers need no alignment; target and source do not overlap.
+void fsti_dtype_convert(fsti_conversion conversion, void *target, const void *source,
+                        uint64_t unit_count);
+
+/// The same by kernels of one instruction set, for tests.
+struct convert_kernels;
+void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion conversion,
+                       void *target, const void *source, uint64_t unit_count);
+
 #endif

@@ -56,6 +56,8 @@ static void choose_mode(fst_loader *loader) {
     loader->mode = FST_MODE_LOAD;
     if (has_destinations(loader)) {
         snprintf(loader->mode_reason, size, "load: the caller gives the memory");
+    } else if (options->convert) {
+        snprintf(loader->mode_reason, size, "load: elements are converted");
     } else if (options->engine != FST_ENGINE_AUTO || options->allocator != NULL ||
                options->budget_bytes != 0) {
         snprintf(loader->mode_reason, size, "load: an engine, allocator or budget was asked for");
@@ -75,7 +77,11 @@ static uint64_t largest_item(const fst_loader *loader) {
     for (size_t i = 0; i < loader->plan.item_count; i++) {
         const fsti_plan_want *want = &loader->wants[i];
         const fsti_tensor *tensor = &loader->headers[want->file]->tensors[want->tensor];
-        largest = fsti_max(largest, tensor->end - tensor->begin);
+        fsti_conversion conversion = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype);
+        uint64_t bytes = tensor->end - tensor->begin;
+        if ((fst_dtype)tensor->dtype != want->dtype)
+            bytes = bytes / conversion.from_bytes * conversion.to_bytes;
+        largest = fsti_max(largest, bytes);
     }
     return largest;
 }

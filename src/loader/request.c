@@ -86,8 +86,19 @@ static fst_status copy_items(fst_loader *loader, const fst_load_options *options
     return FST_OK;
 }
 
+/// What a tensor's elements become.
+static fst_dtype target_dtype(const fst_loader *loader, const fsti_plan_want *want) {
+    const fsti_header *header = loader->headers[want->file];
+    fst_dtype own = (fst_dtype)header->tensors[want->tensor].dtype;
+    fst_dtype wished = loader->options.dtype;
+    return loader->options.convert && fsti_dtype_convertible(own, wished) ? wished : own;
+}
+
 fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *options,
                                fst_error *error) {
-    if (options->items != NULL) return copy_items(loader, options, error);
-    return select_tensors(loader, options, error);
+    FST_TRY(options->items != NULL ? copy_items(loader, options, error)
+                                   : select_tensors(loader, options, error));
+    for (size_t i = 0; i < loader->plan.item_count; i++)
+        loader->wants[i].dtype = target_dtype(loader, &loader->wants[i]);
+    return FST_OK;
 }

@@ -134,7 +134,7 @@ fst_status fsti_tensor_make(fst_loader *loader, uint32_t item_index, fsti_buffer
     if (is_slice && shape_bytes > 0) memcpy(tensor->slice_shape, item->shape, shape_bytes);
     tensor->view = (fst_tensor_view){.name = fsti_header_name(header, entry),
                                      .name_size = entry->name_size,
-                                     .dtype = (fst_dtype)entry->dtype,
+                                     .dtype = loader->wants[item_index].dtype,
                                      .rank = entry->rank,
                                      .shape = is_slice ? tensor->slice_shape : item->shape,
                                      .size_bytes = item->size_bytes,

@@ -16,7 +16,8 @@ static uint64_t segment_end(const fsti_plan_segment *segment) {
 /// place, and at a file offset that its dtype's alignment allows.
 static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segment) {
     const fsti_plan_item *item = &build->plan->items[segment->item];
-    if (item->destination != NULL || segment->run_bytes != item->size_bytes) return false;
+    if (item->destination != NULL || item->is_converted) return false;
+    if (segment->run_bytes != item->size_bytes) return false;
     uint32_t alignment = fsti_dtype_alignment((fst_dtype)plan_tensor(build, item)->dtype);
     return segment->file_offset % alignment == 0;
 }
@@ -95,6 +96,11 @@ static uint64_t place_scattered(fsti_plan *plan, const fsti_plan_extent *extent,
     return cursor;
 }
 
+static void mark_conversions(const fsti_plan *plan, fsti_plan_extent *extent) {
+    for (size_t i = 0; i < extent->segment_count && !extent->converts && !extent->linear; i++)
+        extent->converts = plan->items[plan->segments[extent->segment_first + i].item].is_converted;
+}
+
 /// Cuts an extent at multiples of the chunk size from its first page, and tells every item which
 /// chunks hold its bytes.
 static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
@@ -138,6 +144,7 @@ fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size
         if (extent->linear) cursor = place_linear(plan, extent, cursor);
     }
     for (size_t i = extent_first; i < plan->extent_count; i++) {
+        mark_conversions(plan, &plan->extents[i]);
         if (!plan->extents[i].linear) cursor = place_scattered(plan, &plan->extents[i], cursor);
         FST_TRY(cut_chunks(build, (uint32_t)i));
     }

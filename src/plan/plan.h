@@ -32,6 +32,7 @@ typedef struct fsti_plan_want {
     const uint64_t *slice_end;
     void *destination; ///< NULL: the batch's buffer
     uint64_t destination_bytes;
+    fst_dtype dtype; ///< what its elements become: the tensor's own, or one it converts to
 } fsti_plan_want;
 
 typedef struct fsti_plan_rules {
@@ -43,13 +44,17 @@ typedef struct fsti_plan_rules {
 typedef struct fsti_plan_item {
     uint32_t file, tensor, batch;
     uint32_t chunk_first, chunk_end; ///< chunks that hold its bytes: first <= c < end
-    uint64_t size_bytes;
-    uint64_t buffer_offset; ///< in the batch's buffer; unused with a destination
+    uint64_t size_bytes;             ///< as it comes to memory
+    uint64_t source_bytes;           ///< as it lies in the file
+    uint64_t buffer_offset;          ///< in the batch's buffer; unused with a destination
     void *destination;
     const uint64_t *shape; ///< of the slice, or the header's
+    fsti_conversion conversion;
+    bool is_converted;
 } fsti_plan_item;
 
 /// `run_count` runs of `run_bytes` bytes, `stride_bytes` apart in the file and packed in the item.
+/// All of it in bytes of the file; a conversion scales places by its units.
 typedef struct fsti_plan_segment {
     uint64_t file_offset; ///< from the first byte of the file
     uint64_t run_bytes;
@@ -65,7 +70,10 @@ typedef struct fsti_plan_extent {
     size_t segment_first, segment_count;
     uint32_t file, batch;
     bool linear;
+    bool converts; ///< some item is converted: its units must not be cut by the ends of reads
 } fsti_plan_extent;
+/// No unit of a conversion is larger than this.
+#define FSTI_PLAN_UNIT_BYTES_MAX 16u
 
 typedef struct fsti_plan_chunk {
     uint64_t begin, end; ///< bytes of the file

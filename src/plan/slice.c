@@ -40,20 +40,33 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
     fsti_plan_item *item = &build->plan->items[index];
     const fsti_header *header = build->headers[want->file];
     const fsti_tensor *tensor = &header->tensors[want->tensor];
-    *item = (fsti_plan_item){.file = want->file,
-                             .tensor = want->tensor,
-                             .chunk_first = UINT32_MAX,
-                             .destination = want->destination,
-                             .size_bytes = tensor->end - tensor->begin,
-                             .shape = fsti_header_shape(header, tensor)};
+    *item =
+        (fsti_plan_item){.file = want->file,
+                         .tensor = want->tensor,
+                         .chunk_first = UINT32_MAX,
+                         .destination = want->destination,
+                         .source_bytes = tensor->end - tensor->begin,
+                         .conversion = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype),
+                         .is_converted = (fst_dtype)tensor->dtype != want->dtype,
+                         .shape = fsti_header_shape(header, tensor)};
     if (!is_whole(want)) {
         uint64_t element_count;
         item->shape = *shapes;
         FST_TRY(resolve_slice(build, want, *shapes, &element_count));
         *shapes += tensor->rank;
-        if (fsti_dtype_size((fst_dtype)tensor->dtype, element_count, &item->size_bytes) != FST_OK)
+        if (fsti_dtype_size((fst_dtype)tensor->dtype, element_count, &item->source_bytes) != FST_OK)
             return want_failure(build, want, FST_E_MISALIGNED_SLICE,
                                 "slice does not hold whole bytes");
+    }
+    // Bytes of the file to bytes in memory; both were checked to be whole, and neither overflows:
+    // a conversion makes at most 16 bytes of one, and files are below 2^60.
+    uint32_t unit_bytes = item->conversion.from_bytes;
+    item->size_bytes = item->source_bytes;
+    if (item->is_converted) {
+        if (item->source_bytes % unit_bytes != 0)
+            return want_failure(build, want, FST_E_MISALIGNED_SLICE,
+                                "the elements do not pair up to whole bytes");
+        item->size_bytes = item->source_bytes / unit_bytes * item->conversion.to_bytes;
     }
     if (want->destination != NULL && want->destination_bytes != item->size_bytes)
         return want_failure(build, want, FST_E_ARGUMENT, "destination has the wrong size");
@@ -134,6 +147,10 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
             first_bits += bits;
         }
     }
+    uint32_t unit_bytes = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype).from_bytes;
+    if (want->dtype != (fst_dtype)tensor->dtype && run_bits / 8 % unit_bytes != 0)
+        return want_failure(build, want, FST_E_MISALIGNED_SLICE,
+                            "the slice's elements do not pair up to whole bytes");
     if (run_bits % 8 != 0)
         return want_failure(build, want, FST_E_MISALIGNED_SLICE, "slice cuts through a byte");
     *out = (slice_geometry){cut == 0 ? 0 : cut - 1, run_bits / 8, first_bits / 8};
@@ -206,8 +223,8 @@ fst_status fsti_plan_append_segments(plan_build *build, uint32_t item_index) {
     const fsti_plan_item *item = &build->plan->items[item_index];
     if (item->size_bytes == 0) return FST_OK;
     fsti_plan_segment segment = {.file_offset = plan_tensor_offset(build, item),
-                                 .run_bytes = item->size_bytes,
-                                 .stride_bytes = item->size_bytes,
+                                 .run_bytes = item->source_bytes,
+                                 .stride_bytes = item->source_bytes,
                                  .run_count = 1,
                                  .item = item_index};
     if (is_whole(&build->wants[item_index])) return push_segment(build, &segment);

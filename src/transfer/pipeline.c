@@ -275,6 +275,7 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     stats->bytes_direct = counts->bytes_direct;
     stats->bytes_mapped = counts->bytes_mapped;
     stats->bytes_copied = counts->bytes_copied;
+    stats->bytes_converted = counts->bytes_converted;
     stats->read_count = counts->read_count;
     stats->read_ns = counts->read_ns;
     stats->copy_ns = counts->copy_ns;

@@ -29,7 +29,7 @@ typedef struct batch_state {
 
 /// Counters of one worker, added up when it ends.
 typedef struct worker_counts {
-    uint64_t bytes_read, bytes_direct, bytes_mapped, bytes_copied, read_count;
+    uint64_t bytes_read, bytes_direct, bytes_mapped, bytes_copied, bytes_converted, read_count;
     uint64_t read_ns, copy_ns, populate_ns, bounce_bytes;
     bool used[FST_ENGINE_COUNT];
 } worker_counts;
@@ -92,14 +92,16 @@ static inline const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pi
     return pipeline->chunks[chunk].kind == KIND_RESIDENT ? choice->resident : choice->absent;
 }
 
-/// Puts the bytes [begin, end) of an extent, found at `source`, where they belong.
+/// Puts the bytes [begin, end) of an extent, found at `source`, where they belong. Where the extent
+/// converts, up to FSTI_PLAN_UNIT_BYTES_MAX - 1 bytes more must be at `source`.
 typedef struct scatter_order {
     const fsti_plan *plan;
     const fsti_plan_extent *extent;
     char *buffer; ///< of the extent's batch; NULL when all its items have destinations
     const char *source;
     uint64_t begin, end;
-    uint64_t copied; ///< out: bytes moved; none when they are in their place already
+    uint64_t copied;    ///< out: bytes moved; none when they are in their place already
+    uint64_t converted; ///< out: bytes of them converted
 } scatter_order;
 void fsti_scatter(scatter_order *order);
 

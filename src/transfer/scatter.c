@@ -20,24 +20,61 @@ static size_t first_segment(const fsti_plan *plan, const fsti_plan_extent *exten
     return low;
 }
 
-/// Copies the part of one segment's runs that lies in [begin, end); returns its bytes.
-static uint64_t scatter_segment(const fsti_plan_segment *segment, char *target, const char *source,
-                                uint64_t begin, uint64_t end) {
-    uint64_t copied = 0;
-    uint32_t run = begin <= segment->file_offset
+/// What one run of a segment gets of a block.
+typedef struct run_part {
+    uint64_t begin, until; ///< bytes of the file
+    uint64_t item_place;   ///< of `begin` in the item, in bytes of the file
+} run_part;
+
+/// A unit of a conversion belongs to the block in which it begins; the block's bytes reach far
+/// enough behind its end.
+static void move_to_units(run_part *part, uint64_t run_begin, uint64_t run_end,
+                          uint32_t unit_bytes) {
+    uint64_t skip = (unit_bytes - (part->begin - run_begin) % unit_bytes) % unit_bytes;
+    uint64_t more = (unit_bytes - (part->until - run_begin) % unit_bytes) % unit_bytes;
+    part->begin += skip;
+    part->item_place += skip;
+    part->until = fsti_min(part->until + more, run_end);
+}
+
+/// Brings a part to its place; returns its bytes as read.
+static uint64_t place_part(const fsti_plan_item *item, const run_part *part, char *target,
+                           const char *source) {
+    uint64_t size = part->until - part->begin;
+    const fsti_conversion *conversion = &item->conversion;
+    if (!item->is_converted) {
+        fsti_copy(target + part->item_place, source, size);
+    } else {
+        uint64_t place = part->item_place / conversion->from_bytes * conversion->to_bytes;
+        fsti_dtype_convert(*conversion, target + place, source, size / conversion->from_bytes);
+    }
+    return size;
+}
+
+/// Places the part of one segment's runs that lies in the block.
+static void scatter_segment(scatter_order *order, const fsti_plan_segment *segment) {
+    const fsti_plan_item *item = &order->plan->items[segment->item];
+    char *target = fsti_plan_item_address(item, order->buffer);
+    uint32_t run = order->begin <= segment->file_offset
                        ? 0
-                       : (uint32_t)((begin - segment->file_offset) / segment->stride_bytes);
+                       : (uint32_t)((order->begin - segment->file_offset) / segment->stride_bytes);
     for (; run < segment->run_count; run++) {
         uint64_t run_begin = segment->file_offset + run * segment->stride_bytes;
-        uint64_t from = fsti_max(begin, run_begin);
-        uint64_t until = fsti_min(end, run_begin + segment->run_bytes);
-        if (run_begin >= end) break;
-        if (from >= until) continue;
-        uint64_t place = segment->item_offset + run * segment->run_bytes + (from - run_begin);
-        fsti_copy(target + place, source + (from - begin), until - from);
-        copied += until - from;
+        uint64_t run_end = run_begin + segment->run_bytes;
+        if (run_begin >= order->end) break;
+        run_part part = {.begin = fsti_max(order->begin, run_begin),
+                         .until = fsti_min(order->end, run_end)};
+        if (part.begin >= part.until) continue;
+        part.item_place =
+            segment->item_offset + run * segment->run_bytes + (part.begin - run_begin);
+        if (item->is_converted)
+            move_to_units(&part, run_begin, run_end, item->conversion.from_bytes);
+        if (part.begin >= part.until) continue;
+        uint64_t size =
+            place_part(item, &part, target, order->source + (part.begin - order->begin));
+        order->copied += size;
+        if (item->is_converted) order->converted += size;
     }
-    return copied;
 }
 
 static void copy_linear(scatter_order *order) {
@@ -51,7 +88,7 @@ static void copy_linear(scatter_order *order) {
 void fsti_scatter(scatter_order *order) {
     const fsti_plan *plan = order->plan;
     const fsti_plan_extent *extent = order->extent;
-    order->copied = 0;
+    order->copied = order->converted = 0;
     if (extent->linear) {
         copy_linear(order);
         return;
@@ -60,8 +97,7 @@ void fsti_scatter(scatter_order *order) {
     for (size_t i = first_segment(plan, extent, order->begin); i < segment_end_index; i++) {
         const fsti_plan_segment *segment = &plan->segments[i];
         if (segment->file_offset >= order->end) break;
-        char *target = fsti_plan_item_address(&plan->items[segment->item], order->buffer);
-        order->copied += scatter_segment(segment, target, order->source, order->begin, order->end);
+        scatter_segment(order, segment);
     }
 }
 

@@ -183,6 +183,7 @@ static void add_counts(worker_counts *sum, worker_counts *counts) {
     sum->bytes_direct += counts->bytes_direct;
     sum->bytes_mapped += counts->bytes_mapped;
     sum->bytes_copied += counts->bytes_copied;
+    sum->bytes_converted += counts->bytes_converted;
     sum->read_count += counts->read_count;
     sum->read_ns += counts->read_ns;
     sum->copy_ns += counts->copy_ns;

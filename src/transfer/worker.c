@@ -17,6 +17,7 @@ typedef struct io_block {
     fsti_read read; ///< first: a finished read is its block
     uint32_t chunk;
     uint64_t begin, end; ///< bytes of the file wanted of it
+    uint64_t needed_end; ///< what must be read: a unit of a conversion may reach beyond `end`
     uint64_t read_begin; ///< where the whole read began (page below `begin` for direct engines)
     char *target;        ///< of the whole read: a slot, or the place in the buffer
     char *slot;
@@ -103,7 +104,7 @@ static uint64_t block_bytes(const io_lane *lane, const fsti_plan_extent *extent)
 static void submit_block(worker *self, io_lane *lane, io_block *block) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
-    uint64_t begin = block->begin, end = block->end;
+    uint64_t begin = block->begin, end = block->needed_end;
     if (lane->engine->is_direct) {
         begin = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
         end = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
@@ -143,7 +144,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     uint64_t start_ns = fsti_now_ns();
     bool good = true;
     if (lane->engine->is_mapped)
-        good = fsti_io_guarded(carry_out, &order, order.source, size);
+        good = fsti_io_guarded(carry_out, &order, order.source, block->needed_end - block->begin);
     else
         carry_out(&order);
     self->counts.copy_ns += fsti_now_ns() - start_ns;
@@ -153,6 +154,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
         return FST_E_IO;
     }
     self->counts.bytes_copied += order.copied;
+    self->counts.bytes_converted += order.converted;
     self->counts.bytes_read += size;
     if (lane->engine->is_direct) self->counts.bytes_direct += size;
     if (lane->engine->is_mapped) self->counts.bytes_mapped += size;
@@ -181,7 +183,7 @@ static fst_status check_result(worker *self, const io_lane *lane, io_block *bloc
         return FST_E_IO;
     }
     uint64_t have = read->offset + (uint64_t)read->result;
-    if (have >= block->end) return FST_OK;
+    if (have >= block->needed_end) return FST_OK;
     uint64_t advance = (uint64_t)read->result;
     if (lane->engine->is_direct) advance = fsti_align_down(advance, FSTI_IO_PAGE_BYTES);
     if (advance == 0) return short_read(self->pipeline, block, have, error);
@@ -255,7 +257,9 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
         lane->free_blocks = block->next_free;
         block->chunk = chunk;
         block->begin = begin;
-        block->end = end;
+        block->end = block->needed_end = end;
+        if (extent->converts)
+            block->needed_end = fsti_min(end + FSTI_PLAN_UNIT_BYTES_MAX - 1, extent->end);
         uint64_t start_ns = fsti_now_ns();
         submit_block(self, lane, block);
         self->counts.read_ns += fsti_now_ns() - start_ns;

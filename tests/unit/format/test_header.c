@@ -105,6 +105,7 @@ static const verdict verdicts[] = {
     {"{\"a\\u12\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"\\ud800\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"\\udc00\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, NULL},
+    {"{\"\\udc00\\udc00\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"\\ud800\\u0041\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"a\nb\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"a\":{" U8_2 "},\"a\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER_JSON, NULL},

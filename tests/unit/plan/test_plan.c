@@ -43,6 +43,14 @@ static void init_model(model *m, uint64_t data_begin) {
 static const fsti_plan_rules plain_rules = {
     .order = FST_ORDER_FILE, .batch_bytes_max = UINT64_MAX, .coalesce_gap_bytes = 4096};
 
+/// Plans without conversion: every want keeps its tensor's dtype.
+static fst_status make_plan(const fsti_header *const *headers, fsti_plan_want *wants, size_t count,
+                            const fsti_plan_rules *rules, fsti_plan *plan, fst_error *error) {
+    for (size_t i = 0; i < count; i++)
+        wants[i].dtype = (fst_dtype)headers[wants[i].file]->tensors[wants[i].tensor].dtype;
+    return fsti_plan_make(headers, wants, count, rules, plan, error);
+}
+
 /// Carries the plan out: chunk by chunk, as the transfer room does. Returns the batch buffers.
 static char **execute(const fsti_plan *plan) {
     char **buffers = calloc(plan->batch_count + 1, sizeof *buffers);
@@ -134,12 +142,12 @@ static const char *broken_invariant(const fsti_plan *plan, const model *m) {
     return chunk_bytes == plan->bytes_planned ? NULL : "chunks do not cover the extents";
 }
 
-static void check_plan(const model *m, const fsti_plan_want *wants, size_t count,
+static void check_plan(const model *m, fsti_plan_want *wants, size_t count,
                        const fsti_plan_rules *rules) {
     const fsti_header *headers[1] = {&m->header};
     fsti_plan plan;
     fst_error error = {0};
-    CHECK_INT(fsti_plan_make(headers, wants, count, rules, &plan, &error), FST_OK);
+    CHECK_INT(make_plan(headers, wants, count, rules, &plan, &error), FST_OK);
     const char *broken = broken_invariant(&plan, m);
     CHECK_TEXT(broken == NULL ? "ok" : broken, "ok");
     char **buffers = execute(&plan);
@@ -244,7 +252,7 @@ TEST(large_linear_extent_is_cut_in_chunks)
     const fsti_header *headers[1] = {&m.header};
     fsti_plan_want want = {0};
     fsti_plan plan;
-    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, 1);
     CHECK(plan.extents[0].linear);
     CHECK_INT(plan.chunk_count, 6);
@@ -271,12 +279,12 @@ TEST(over_read_is_bounded)
     fsti_plan plan;
     fsti_plan_rules rules = plain_rules;
     rules.coalesce_gap_bytes = 4999;
-    CHECK_INT(fsti_plan_make(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, 5);
     CHECK_INT(plan.bytes_planned, 5000);
     fsti_plan_clear(&plan);
     rules.coalesce_gap_bytes = 5000;
-    CHECK_INT(fsti_plan_make(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, 1);
     CHECK_INT(plan.bytes_planned, 5 * 1000 + 4 * 5000);
     fsti_plan_clear(&plan);
@@ -292,12 +300,12 @@ TEST(half_of_a_matrix)
     uint64_t zero[2] = {0, 0}, rows[2] = {512, 65536}, columns[2] = {1024, 32768};
     fsti_plan_want want = {.slice_begin = zero, .slice_end = rows};
     fsti_plan plan;
-    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
     CHECK(plan.extents[0].linear); // rows are one piece
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);
     fsti_plan_clear(&plan);
     want.slice_end = columns;
-    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.segment_count, 1024);
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);
     fsti_plan_clear(&plan);
@@ -315,7 +323,7 @@ TEST(misaligned_tensors_do_not_spoil_large_ones)
     fsti_plan_want wants[3] = {{0}};
     for (uint32_t i = 0; i < 3; i++) wants[i].tensor = i;
     fsti_plan plan;
-    CHECK_INT(fsti_plan_make(headers, wants, 3, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, wants, 3, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, 2);
     CHECK(plan.extents[0].linear);
     CHECK(!plan.extents[1].linear);
@@ -334,14 +342,14 @@ TEST(order_and_batches)
     for (uint32_t i = 0; i < 8; i++) wants[i].tensor = 7 - i;
     fsti_plan plan;
     fsti_plan_rules rules = {FST_ORDER_REQUEST, 250000, 0};
-    CHECK_INT(fsti_plan_make(headers, wants, 8, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, wants, 8, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.batch_count, 4);
     for (uint32_t i = 0; i < 8; i++) CHECK_INT(plan.delivery[i], i);
     // Within a batch the file order is read: one extent for two neighbours.
     CHECK_INT(plan.extent_count, 4);
     fsti_plan_clear(&plan);
     rules.order = FST_ORDER_FILE;
-    CHECK_INT(fsti_plan_make(headers, wants, 8, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(headers, wants, 8, &rules, &plan, NULL), FST_OK);
     for (uint32_t i = 0; i < 8; i++) CHECK_INT(plan.delivery[i], 7 - i);
     fsti_plan_clear(&plan);
 }
@@ -371,8 +379,8 @@ TEST(wrong_requests)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsti_plan plan;
         fst_error error = {0};
-        CHECK_INT(fsti_plan_make(headers, &cases[i].want, 1, &plain_rules, &plan, &error),
-                  cases[i].status);
+        fsti_plan_want want = cases[i].want;
+        CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, &error), cases[i].status);
         if (cases[i].status == FST_OK)
             fsti_plan_clear(&plan);
         else
@@ -393,7 +401,7 @@ TEST(every_allocation_may_fail)
     do {
         fsti_plan plan;
         fsti_alloc_fail_after(n++);
-        status = fsti_plan_make(headers, wants, 2, &plain_rules, &plan, NULL);
+        status = make_plan(headers, wants, 2, &plain_rules, &plan, NULL);
         fsti_alloc_fail_after(-1);
         CHECK(status == FST_OK || status == FST_E_NO_MEMORY);
         if (status == FST_OK) fsti_plan_clear(&plan);
