@@ -93,6 +93,11 @@ typedef struct fst_allocator {
     void (*release)(void *context, void *pointer, size_t size_bytes);
 } fst_allocator;
 
+/// How many bytes of tensor memory that was released are kept for the next load, instead of being
+/// given back to the system: a load into kept memory saves making its pages, over half of the
+/// time of a load from the page cache. 0 (the default): none. Safe from any thread.
+FST_API void fst_keep_memory(uint64_t size_bytes);
+
 /// Gives kept memory (arenas held for reuse between loads) back to the system.
 /// Returns the number of bytes given back. Safe from any thread at any time.
 FST_API size_t fst_trim(void);

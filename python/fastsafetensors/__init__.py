@@ -16,7 +16,7 @@ list of files does as well. Tensors own their memory: nothing that is closed inv
 Importing this package imports no framework.
 """
 
-from ._core import SafetensorError, trim
+from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
 from ._open import safe_open
 from .loader import SafeTensorsFileLoader
@@ -25,6 +25,7 @@ __all__ = [
     "SafeTensorsFileLoader",
     "SafetensorError",
     "__version__",
+    "keep_memory",
     "live_allocation_bytes",
     "live_allocation_count",
     "safe_open",

@@ -11,7 +11,7 @@ import torch as _torch
 from ._core import DTYPES, Model, Tensor, dlpack_probe
 from ._types import Path
 
-__all__ = ["load_file"]
+__all__ = ["load_file", "load_model"]
 
 # The format's dtypes by torch's names. torch has no 6-bit floats: their packed bytes are uint8.
 _TORCH_NAMES = {
@@ -133,3 +133,141 @@ def load_file(
     finally:
         loader.close()
         model.close()
+
+
+def _shares_storage(tensor: Any, others: list[Any]) -> bool:
+    """Tell whether a tensor is the same memory as one of the others (tied weights)."""
+    return any(
+        tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape
+        for other in others
+        if tensor.numel()
+    )
+
+
+def _compare_names(
+    state: dict[str, Any], names: list[str]
+) -> tuple[set[str], list[str]]:
+    """Names that the model has and the file lacks (tied ones do not count), and the reverse."""
+    present = set(names)
+    loaded = [tensor for name, tensor in state.items() if name in present]
+    missing = {
+        name
+        for name, tensor in state.items()
+        if name not in present and not _shares_storage(tensor, loaded)
+    }
+    return missing, [name for name in names if name not in state]
+
+
+def _raise_if_strict(model: Any, missing: set[str], unexpected: list[str], faults: list[str],
+                     strict: bool) -> None:
+    """Raise what torch raises for a state that does not fit."""
+    lines = list(faults)
+    if strict and unexpected:
+        names = ", ".join(f'"{name}"' for name in sorted(unexpected))
+        lines.insert(0, f"Unexpected key(s) in state_dict: {names}")
+    if strict and missing:
+        names = ", ".join(f'"{name}"' for name in sorted(missing))
+        lines.insert(0, f"Missing key(s) in state_dict: {names}")
+    if lines:
+        title = f"Error(s) in loading state_dict for {type(model).__name__}:"
+        raise RuntimeError("\n    ".join([title, *lines]))
+
+
+def _takes_direct_reads(module: Any) -> bool:
+    """Tell whether a module takes its state as it is: nothing of its own or hooked in between."""
+    base = _torch.nn.Module
+    return all(
+        type(part)._load_from_state_dict is base._load_from_state_dict
+        and not part._load_state_dict_pre_hooks
+        and not part._load_state_dict_post_hooks
+        for part in module.modules()
+    )
+
+
+def _place(tensor: Any, dtype: str) -> bool:
+    """Tell whether bytes of the file may be read straight into a tensor."""
+    return bool(
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and tensor.numel()
+        and not tensor.is_quantized
+        and dtype in _TORCH_NAMES
+        and dtype != "F4"
+    )
+
+
+def _read_in_place(file: Model, state: dict[str, Any], names: list[str], threads: int) -> list[str]:
+    """Read tensors into the memory of the model's own; return the names that it could not.
+
+    Tensors of another dtype than the file's are converted on the way where that is possible.
+    """
+    groups: dict[str | None, list[tuple[str, int, int]]] = {}
+    rest = []
+    for name in names:
+        tensor, dtype = state[name], file.info(file.find(name))[0]
+        same = torch_dtype(dtype) is tensor.dtype
+        floats = tensor.dtype.is_floating_point and dtype[0] in "FB" and dtype != "BOOL"
+        if not _place(tensor, dtype) or not (same or floats):
+            rest.append(name)
+            continue
+        target = None if same else dtype_name(tensor.dtype)
+        groups.setdefault(target, []).append((name, tensor.data_ptr(), tensor.nbytes))
+    for target, items in groups.items():
+        loader = file.load(items, mode="load", threads=threads, dtype=target)
+        try:
+            loader.wait()
+        finally:
+            loader.close()
+    return rest
+
+
+def _shape_faults(file: Model, state: dict[str, Any], names: list[str]) -> list[str]:
+    """What torch says of parameters whose shape is not the file's."""
+    faults = []
+    for name in names:
+        dtype, shape, *_ = file.info(file.find(name))
+        if dtype != "F4" and tuple(state[name].shape) != shape:
+            faults.append(
+                f"size mismatch for {name}: copying a param with shape torch.Size({list(shape)}) "
+                f"from checkpoint, the shape in current model is {state[name].shape}."
+            )
+    return faults
+
+
+def load_model(
+    model: Any,
+    filename: Path | list[Path],
+    strict: bool = True,
+    device: Any = "cpu",
+    *,
+    assign: bool = False,
+    threads: int = 0,
+) -> tuple[set[str], list[str]]:
+    """Load a model's parameters and buffers from a file: (missing names, unexpected names).
+
+    The bytes are read straight into the parameters' own memory, converted on the way where their
+    dtype differs: there is never a second copy of the model. With assign=True the parameters
+    become the loaded tensors instead (the way for a model on the meta device), on `device`.
+
+    strict: a missing or unexpected name is a RuntimeError, in torch's words; a shape that differs
+    always is. Names tied to one that the file has are not missing.
+    """
+    file = Model(filename)
+    try:
+        state = model.state_dict(keep_vars=False)
+        names = file.names()
+        missing, unexpected = _compare_names(state, names)
+        known = [name for name in names if name in state]
+        _raise_if_strict(model, missing, unexpected, _shape_faults(file, state, known), strict)
+        direct = not assign and _takes_direct_reads(model)
+        rest = _read_in_place(file, state, known, threads) if direct else known
+        if rest:
+            loader = file.load(rest, mode="auto" if assign else "load", threads=threads)
+            try:
+                tensors = export(loader, device if assign else "cpu")
+            finally:
+                loader.close()
+            model.load_state_dict(tensors, strict=False, assign=assign)
+    finally:
+        file.close()
+    return missing, unexpected

@@ -13,6 +13,14 @@ static PyObject *module_live_buffers(PyObject *module, PyObject *none) {
     return Py_BuildValue("(nK)", (Py_ssize_t)count, (unsigned long long)bytes);
 }
 
+static PyObject *module_keep_memory(PyObject *module, PyObject *size_object) {
+    (void)module;
+    unsigned long long size = PyLong_AsUnsignedLongLong(size_object);
+    if (PyErr_Occurred()) return NULL;
+    fst_keep_memory(size);
+    Py_RETURN_NONE;
+}
+
 static PyObject *module_trim(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
@@ -43,6 +51,8 @@ static PyMethodDef module_methods[] = {
     {"dlpack_probe", fstpy_dlpack_probe, METH_O,
      "A capsule of one zero of that dtype, to try what an importer takes."},
     {"live_buffers", module_live_buffers, METH_NOARGS, "(buffers alive, their bytes)."},
+    {"keep_memory", module_keep_memory, METH_O,
+     "keep_memory(size_bytes): how much released tensor memory is kept for the next load."},
     {"trim", module_trim, METH_NOARGS, "Gives kept memory back; returns its bytes."},
     {"engines", module_engines, METH_O,
      "[(name, usable, chosen, reason)] for a path, or None for the machine."},

@@ -98,13 +98,37 @@ static int reserve_numbers(request *request, size_t count) {
     return 1;
 }
 
-/// One item: a name, or (name, begin, end). Slices are kept as places in `numbers`, which may
-/// still move: link_slices() makes pointers of them.
+/// (name, address, bytes): memory of the caller's, for the whole tensor.
+static int read_destination(module_state *state, const fst_model *model, PyObject *object,
+                            fst_request_item *item) {
+    PyObject *name;
+    unsigned long long address;
+    Py_ssize_t size;
+    uint32_t rank;
+    if (!PyArg_ParseTuple(object, "UKn", &name, &address, &size)) return 0;
+    if (address == 0 || size < 0) {
+        PyErr_SetString(PyExc_ValueError, "a destination needs an address and a size");
+        return 0;
+    }
+    item->destination = (void *)(uintptr_t)address;
+    item->destination_bytes = (size_t)size;
+    return find_item(state, model, name, item, &rank);
+}
+
+static int is_destination(PyObject *object) {
+    PyObject *second =
+        PyTuple_Check(object) && PyTuple_Size(object) == 3 ? PyTuple_GetItem(object, 1) : NULL;
+    return second != NULL && PyLong_Check(second);
+}
+
+/// One item: a name, (name, begin, end) or (name, address, bytes). Slices are kept as places in
+/// `numbers`, which may still move: link_slices() makes pointers of them.
 static int read_item(module_state *state, const fst_model *model, PyObject *object,
                      request *request, fst_request_item *item) {
     uint32_t rank;
     if (PyUnicode_Check(object)) return find_item(state, model, object, item, &rank);
     PyObject *name, *begin, *end;
+    if (is_destination(object)) return read_destination(state, model, object, item);
     if (!PyArg_ParseTuple(object, "UOO", &name, &begin, &end) ||
         !find_item(state, model, name, item, &rank) ||
         !reserve_numbers(request, 2 * (size_t)rank + 1))
