@@ -77,7 +77,7 @@ dist: $(VENV)/.test-ready
 	@ls -l dist
 
 bench: all $(VENV)/.test-ready $(VENV)/.package-ready
-	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+	@$(BIN)/python -m fastsafetensors.bench $(BENCH_ARGS)
 
 fuzz: $(VENV)/.build-ready
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)
