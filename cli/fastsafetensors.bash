@@ -11,6 +11,7 @@ _fastsafetensors() {
         --mode) words="auto load map" ;;
         --engine) words="auto pread direct uring mmap" ;;
         --dtype) words="F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32" ;;
+        --ring) words="auto place slots" ;;
         --device) words="cpu" ;;
         --select | --threads | --budget | --repeat) return ;;
     esac
@@ -18,7 +19,7 @@ _fastsafetensors() {
         case ${COMP_WORDS[1]} in
             inspect) words="--json --tree --lenient --help" ;;
             verify) words="--lenient --quiet --help" ;;
-            load) words="--device --mode --engine --dtype --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
+            load) words="--device --mode --engine --dtype --ring --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
             engines) words="--help" ;;
         esac
     fi

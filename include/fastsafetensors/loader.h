@@ -38,6 +38,14 @@ typedef enum fst_engine {
     FST_ENGINE_COUNT
 } fst_engine;
 
+/// Where the io_uring engine reads whole pieces of files to.
+typedef enum fst_ring {
+    FST_RING_AUTO,  ///< measured on the first chunks of a device, kept for the process
+    FST_RING_PLACE, ///< straight to their place
+    FST_RING_SLOTS, ///< to slots that stay in the processor's cache, and copied from there
+    FST_RING_COUNT
+} fst_ring;
+
 /// The order in which a stream hands tensors out.
 typedef enum fst_order {
     FST_ORDER_FILE,    ///< as the bytes lie in the files
@@ -74,6 +82,7 @@ typedef struct fst_load_options {
     size_t struct_size; ///< sizeof(fst_load_options)
     fst_load_mode mode;
     fst_engine engine;
+    fst_ring ring;
     fst_order order;
     uint32_t thread_count;         ///< 0: as many as the process may use, at most 16
     const fst_request_item *items; ///< read during fst_loader_open() only

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ._types import Path
+from ._types import Path, Paths
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Loader:
     def close(self) -> None: ...
 
 class Model:
-    def __init__(self, paths: Path | list[Path], lenient: bool = False) -> None: ...
+    def __init__(self, paths: Paths, lenient: bool = False) -> None: ...
     def __len__(self) -> int: ...
     @property
     def file_count(self) -> int: ...

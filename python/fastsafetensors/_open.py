@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ._core import Model, SafetensorError
-from ._types import Path
+from ._types import Paths
 
 _FRAMEWORKS = {
     "pt": "torch",
@@ -36,7 +36,7 @@ class safe_open:
 
     def __init__(
         self,
-        filename: Path | list[Path],
+        filename: Paths,
         framework: str,
         device: Any = "cpu",
         *,

@@ -2,6 +2,10 @@
 """Types of arguments."""
 
 import os
+from collections.abc import Sequence
 
 # A path in any form that os.fsencode() takes.
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# One model: a path, or several files.
+Paths = Path | Sequence[Path]

@@ -13,6 +13,7 @@ This file runs by itself as well: contestants in another environment (``--peer-v
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import mmap
@@ -218,9 +219,10 @@ def plain_read(paths: list[str]) -> Any:
 
 def upstream(paths: list[str]) -> Any:
     """Load by the PyPI package of our own name, in an environment of its own."""
-    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+    import importlib
 
-    loader = SafeTensorsFileLoader(SingleGroup(), "cpu", nogds=True)
+    package: Any = importlib.import_module("fastsafetensors")
+    loader = package.SafeTensorsFileLoader(package.SingleGroup(), "cpu", nogds=True)
     loader.add_filenames({0: paths})
     buffer = loader.copy_files_to_device()
     return {name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}
@@ -228,8 +230,9 @@ def upstream(paths: list[str]) -> Any:
 
 def sum_of(tensors: dict[str, Any]) -> int:
     """Read every byte of all tensors, by as many threads as there are processors."""
-    import torch
     from concurrent.futures import ThreadPoolExecutor
+
+    import torch
 
     def add(tensor: Any) -> int:
         return int(tensor.view(-1).view(torch.int64).sum())
@@ -365,10 +368,8 @@ def child(order: dict[str, Any]) -> dict[str, Any]:
         contestant(paths)
     hold_ballast(order["ballast"])
     set_state(paths, order["state"])
-    try:
+    with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # peak memory counts from here
-    except OSError:
-        pass
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
     result = contestant(paths)
@@ -494,25 +495,6 @@ def summary(name: str, runs: list[Any]) -> dict[str, Any]:
             "peak": statistics.median(r["peak"] for r in runs), "runs": seconds}
 
 
-def best_peer(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the fastest row that is a peer."""
-    peers = [r for r in rows if not r["name"].startswith("ours") and r["name"] not in YARDSTICKS]
-    return min(peers, key=lambda r: float(r["median"])) if peers else None
-
-
-def print_scenario(result: dict[str, Any]) -> None:
-    """Print a scenario's table."""
-    rows = result["rows"]
-    first = rows[0]
-    print(f"\r{result['title']:60}")
-    for row in sorted(rows, key=lambda r: float(r["median"])):
-        ratio = row["median"] / first["median"]
-        print(f"  {row['name']:24} {row['median'] * 1e3:9.2f} ms [{row['low'] * 1e3:.2f}-"
-              f"{row['high'] * 1e3:.2f}]  cpu {row['cpu']:6.3f} s  peak "
-              f"{row['peak'] / MIB:7.0f} MiB  {'' if row is first else f'{ratio:.2f} x ours'}")
-    sys.stdout.flush()
-
-
 def machine() -> dict[str, str]:
     """Describe the machine without naming it."""
     model = "?"
@@ -544,36 +526,6 @@ def fio_limit(path: str, runs: int) -> dict[str, Any] | None:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def html_report(document: dict[str, Any]) -> str:
-    """One self-contained page: bars with their spread, a scenario each."""
-    parts = []
-    for result in document["scenarios"]:
-        rows = sorted(result["rows"], key=lambda r: r["median"])
-        longest = max(r["high"] for r in rows)
-        bars = []
-        for i, row in enumerate(rows):
-            y, width = 8 + i * 26, row["median"] / longest * 520
-            low, high = row["low"] / longest * 520, row["high"] / longest * 520
-            colour = "#1b6e53" if row["name"].startswith("ours") else (
-                "#b9b9b9" if row["name"] in YARDSTICKS else "#c98a3a")
-            bars.append(
-                f'<text x="176" y="{y + 13}" text-anchor="end">{row["name"]}</text>'
-                f'<rect x="184" y="{y}" width="{width:.1f}" height="16" fill="{colour}"/>'
-                f'<path d="M{184 + low:.1f} {y + 8}H{184 + high:.1f}" stroke="#222"/>'
-                f'<text x="{196 + high:.1f}" y="{y + 13}">{row["median"] * 1e3:.2f} ms, cpu '
-                f'{row["cpu"]:.2f} s, peak {row["peak"] / MIB:.0f} MiB</text>')
-        parts.append(f'<h2>{result["title"]}</h2><svg viewBox="0 0 960 {16 + 26 * len(rows)}">'
-                     + "".join(bars) + "</svg>")
-    facts = ", ".join(f"{k} {v}" for k, v in document["machine"].items())
-    return ("<!doctype html><meta charset=utf-8><title>fastsafetensors benchmark</title><style>"
-            "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;color:#222}"
-            "svg{width:100%;font-size:13px}h2{font-size:1.05em;margin:1.6em 0 .2em}</style>"
-            f"<h1>fastsafetensors {document['version']}: loading to CPU memory</h1>"
-            f"<p>Median of {document['runs']} runs, each a process of its own, interleaved; the "
-            f"line shows the fastest and the slowest. Shorter is better. {facts}. "
-            f"{document['notes']}</p>" + "".join(parts))
-
-
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m fastsafetensors.bench",
@@ -589,6 +541,7 @@ def main() -> int:
         print(json.dumps(child(json.loads(arguments.child))))
         return 0
     from fastsafetensors import __version__
+    from fastsafetensors._bench_report import html_report, print_scenario
 
     bench = Bench(arguments)
     notes = [] if drop_caches() else ["Not root: cold files were evicted one by one, which keeps "

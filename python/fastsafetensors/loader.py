@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from ._core import Model, SafetensorError
-from ._types import Path
+from ._types import Paths
 
 
 class SafeTensorsFileLoader:
@@ -19,7 +19,7 @@ class SafeTensorsFileLoader:
     num_threads: a wish; a load uses no more threads than it has work for.
     """
 
-    def __init__(self, path: Path | list[Path], num_threads: int = 8) -> None:
+    def __init__(self, path: Paths, num_threads: int = 8) -> None:
         """Open the files and read their headers."""
         if num_threads <= 0:
             raise ValueError(f"num_threads must be positive, not {num_threads}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as _np
 
 from ._core import Model, Tensor
-from ._types import Path
+from ._types import Paths
 
 __all__ = ["load_file"]
 
@@ -52,7 +52,7 @@ def export(loader: Any) -> dict[str, Any]:
 
 
 def load_file(
-    filename: Path | list[Path],
+    filename: Paths,
     *,
     mode: str = "auto",
     engine: str = "auto",

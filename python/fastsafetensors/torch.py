@@ -9,7 +9,7 @@ from typing import Any
 import torch as _torch
 
 from ._core import DTYPES, Model, Tensor, dlpack_probe
-from ._types import Path
+from ._types import Paths
 
 __all__ = ["load_file", "load_model"]
 
@@ -105,7 +105,7 @@ def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
 
 
 def load_file(
-    filename: Path | list[Path],
+    filename: Paths,
     device: Any = "cpu",
     *,
     mode: str = "auto",
@@ -236,7 +236,7 @@ def _shape_faults(file: Model, state: dict[str, Any], names: list[str]) -> list[
 
 def load_model(
     model: Any,
-    filename: Path | list[Path],
+    filename: Paths,
     strict: bool = True,
     device: Any = "cpu",
     *,

@@ -374,8 +374,12 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     if (loader == NULL) return NULL;
     PyObject *result = wait_all(self, loader) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);
+    // Thousands of new objects would set off a full collection, which costs several times what
+    // making them does; none of them can be garbage yet.
+    int collects = PyGC_Disable();
     for (size_t i = 0; result != NULL && i < count; i++)
         if (!export_item(self, loader, i, &way, result)) Py_CLEAR(result);
+    if (collects) PyGC_Enable();
     end_use(self);
     return result;
 }

@@ -72,7 +72,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     int lenient = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:Model", names, &paths, &lenient))
         return NULL;
-    int single = !PyList_Check(paths);
+    int single = !PyList_Check(paths) && !PyTuple_Check(paths);
     PyObject *sequence = single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);
     if (sequence == NULL) return NULL;
     Py_ssize_t count;

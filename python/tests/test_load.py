@@ -46,7 +46,7 @@ def test_path_forms(model, sharded):
     folder, tensors = sharded
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
-    for form in (folder, str(folder), index, files, [str(f) for f in files]):
+    for form in (folder, str(folder), index, files, tuple(files), [str(f) for f in files]):
         assert load_file(form).keys() == tensors.keys()
     for form in (None, 3, object()):
         with pytest.raises(TypeError):

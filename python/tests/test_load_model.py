@@ -65,7 +65,8 @@ def test_assign_from_meta(net, saved, torch):
 def test_strict_errors(net, saved, torch):
     path, _ = saved
     wider = torch.nn.Sequential(*net(), torch.nn.Linear(8, 8))
-    with pytest.raises(RuntimeError, match='Missing key\\(s\\) in state_dict: "3.bias", "3.weight"'):
+    words = 'Missing key\\(s\\) in state_dict: "3.bias", "3.weight"'
+    with pytest.raises(RuntimeError, match=words):
         load_model(wider, path)
     assert load_model(wider, path, strict=False) == ({"3.bias", "3.weight"}, [])
     shorter = torch.nn.Sequential(*list(net())[:1])

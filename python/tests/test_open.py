@@ -43,6 +43,20 @@ def test_slices_like_the_framework(model, torch, key):
         assert (f.get_slice("large")[key] == whole.numpy()[key]).all()
 
 
+def test_rows_of_a_cached_file_are_views(model):
+    from fastsafetensors import _core
+
+    core = _core.Model(model[0])
+    model[0].read_bytes()
+    loader = core.load([("large", (3, 0), (9, 1000))], mode="map")
+    rows = loader.item(0)
+    assert loader.stats()["bytes_copied"] == 0
+    whole = core.load(["large"], mode="map").item(0)
+    assert rows.data_ptr == whole.data_ptr + 3 * 1000 * 4
+    loader = core.load([("large", (0, 0), (9, 10))], mode="map")
+    assert loader.item(0).nbytes == 360 and loader.stats()["bytes_copied"] == 360
+
+
 def test_wrong_slices(model):
     path, _ = model
     with safe_open(path, framework="pt") as f:

@@ -57,6 +57,7 @@ fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
     file->fd = fd;
     file->fd_direct = -1;
     file->size_bytes = (uint64_t)info.st_size;
+    file->device = (uint64_t)info.st_dev;
     file->modified = info.st_mtim;
     *out = file;
     return FST_OK;
@@ -80,6 +81,8 @@ void fsti_file_unref(fsti_file *file) {
 const char *fsti_file_path(const fsti_file *file) { return file->path; }
 
 uint64_t fsti_file_size(const fsti_file *file) { return file->size_bytes; }
+
+uint64_t fsti_file_device(const fsti_file *file) { return file->device; }
 
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
                           fst_error *error) {

@@ -22,6 +22,8 @@ void fsti_file_unref(fsti_file *file);
 
 const char *fsti_file_path(const fsti_file *file);
 uint64_t fsti_file_size(const fsti_file *file);
+/// The number of the device that the file lies on (st_dev).
+uint64_t fsti_file_device(const fsti_file *file);
 
 /// Reads up to `size` bytes at `offset`, fewer only at the end of the file. *got: bytes read.
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,

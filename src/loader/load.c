@@ -171,6 +171,7 @@ static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
                     .populate = options->map_populate != 0,
                     .allocator = options->allocator,
                     .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
+                    .ring = options->ring,
                     .thread_count = options->thread_count,
                     .budget_bytes = options->budget_bytes,
                     .guard_allowed = options->no_sigbus_guard == 0,

@@ -79,20 +79,16 @@ static fst_status copy_from_mapping(fst_loader *loader, uint32_t item_index, fst
 }
 
 /// True when the item is one piece of the file, at an address its dtype allows.
-static bool is_viewable(const fst_loader *loader, uint32_t item_index, uint64_t *offset) {
-    const fsti_plan_item *item = &loader->plan.items[item_index];
-    const fsti_header *header = loader->headers[item->file];
-    const fsti_tensor *tensor = &header->tensors[item->tensor];
-    *offset = header->data_begin + tensor->begin;
-    bool whole = loader->wants[item_index].slice_begin == NULL;
-    return whole && *offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) == 0;
+static bool is_viewable(const fst_loader *loader, const fsti_plan_item *item) {
+    const fsti_tensor *tensor = &loader->headers[item->file]->tensors[item->tensor];
+    return item->file_offset != UINT64_MAX &&
+           item->file_offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) == 0;
 }
 
 /// Finds the item's bytes. *buffer comes in as the batch's and goes out as what owns the bytes.
 static fst_status locate(fst_loader *loader, uint32_t item_index, fsti_buffer **buffer, char **data,
                          fst_error *error) {
     const fsti_plan_item *item = &loader->plan.items[item_index];
-    uint64_t offset;
     *data = NULL;
     if (loader->mode != FST_MODE_MAP || item->size_bytes == 0) {
         if (item->destination != NULL || item->size_bytes == 0 || *buffer == NULL) {
@@ -104,9 +100,9 @@ static fst_status locate(fst_loader *loader, uint32_t item_index, fsti_buffer **
         fsti_buffer_ref(*buffer);
         return FST_OK;
     }
-    if (is_viewable(loader, item_index, &offset)) {
+    if (is_viewable(loader, item)) {
         *buffer = fsti_buffer_ref(loader->views[item->file]);
-        *data = (*buffer)->data + offset;
+        *data = (*buffer)->data + item->file_offset;
         return FST_OK;
     }
     FST_TRY(copy_from_mapping(loader, item_index, buffer, error));

@@ -108,9 +108,9 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     const fsti_plan_extent *extent = &plan->extents[extent_index];
     uint64_t origin = fsti_align_down(extent->begin, FSTI_PLAN_PAGE_BYTES);
     uint32_t first = (uint32_t)plan->chunk_count;
+    uint64_t step = plan->chunk_bytes;
     for (uint64_t begin = extent->begin; begin < extent->end;) {
-        uint64_t end =
-            fsti_align_down(begin - origin, FSTI_PLAN_CHUNK_BYTES) + FSTI_PLAN_CHUNK_BYTES + origin;
+        uint64_t end = fsti_align_down(begin - origin, step) + step + origin;
         end = fsti_min(end, extent->end);
         if (!fsti_array_reserve((void **)&plan->chunks, &build->chunk_capacity, plan->chunk_count,
                                 sizeof *plan->chunks, UINT32_MAX))
@@ -121,8 +121,8 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     for (size_t i = 0; i < extent->segment_count; i++) {
         const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
         fsti_plan_item *item = &plan->items[segment->item];
-        uint64_t low = (segment->file_offset - origin) / FSTI_PLAN_CHUNK_BYTES;
-        uint64_t high = (segment_end(segment) - 1 - origin) / FSTI_PLAN_CHUNK_BYTES;
+        uint64_t low = (segment->file_offset - origin) / step;
+        uint64_t high = (segment_end(segment) - 1 - origin) / step;
         if (first + low < item->chunk_first) item->chunk_first = (uint32_t)(first + low);
         if (first + high + 1 > item->chunk_end) item->chunk_end = (uint32_t)(first + high + 1);
     }

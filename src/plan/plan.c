@@ -118,6 +118,9 @@ static fst_status build_plan(plan_build *build) {
     if (status == FST_OK) {
         for (size_t i = 0; i < count; i++) plan->delivery[i] = (uint32_t)i;
         if (build->rules->order == FST_ORDER_FILE) sort_indices(plan, plan->delivery, count);
+        plan->chunk_bytes = plan->bytes_requested < FSTI_PLAN_SMALL_REQUEST_BYTES
+                                ? FSTI_PLAN_SMALL_CHUNK_BYTES
+                                : FSTI_PLAN_CHUNK_BYTES;
         status = cut_batches(build);
     }
     for (uint32_t i = 0; status == FST_OK && i < plan->batch_count; i++)

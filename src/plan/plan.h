@@ -17,8 +17,11 @@
 #include "format/format.h"
 
 /// Unit of work: large enough to hide the cost of handing it out, a multiple of the huge page so
-/// that two threads never share one in a linear extent.
+/// that two threads never share one in a linear extent. Small requests are cut finer, so that the
+/// threads end together.
 #define FSTI_PLAN_CHUNK_BYTES ((uint64_t)8 << 20)
+#define FSTI_PLAN_SMALL_CHUNK_BYTES ((uint64_t)2 << 20)
+#define FSTI_PLAN_SMALL_REQUEST_BYTES ((uint64_t)128 << 20)
 /// File offset and buffer offset of a linear extent agree modulo this (direct I/O wants it).
 #define FSTI_PLAN_PAGE_BYTES 4096u
 /// Alignment of tensors that are placed one by one.
@@ -51,6 +54,8 @@ typedef struct fsti_plan_item {
     const uint64_t *shape; ///< of the slice, or the header's
     fsti_conversion conversion;
     bool is_converted;
+    /// Where its bytes lie in the file when they are one piece; UINT64_MAX when they are not.
+    uint64_t file_offset;
 } fsti_plan_item;
 
 /// `run_count` runs of `run_bytes` bytes, `stride_bytes` apart in the file and packed in the item.
@@ -102,6 +107,7 @@ typedef struct fsti_plan {
     uint64_t *shapes; ///< of slices
     uint64_t bytes_requested;
     uint64_t bytes_planned; ///< bytes that the extents cover
+    uint64_t chunk_bytes;   ///< the size of a whole chunk
 } fsti_plan;
 
 /// Plans `want_count` wants over the files' headers. On failure *out is empty. Errors:

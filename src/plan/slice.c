@@ -222,11 +222,17 @@ static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan
 fst_status fsti_plan_append_segments(plan_build *build, uint32_t item_index) {
     const fsti_plan_item *item = &build->plan->items[item_index];
     if (item->size_bytes == 0) return FST_OK;
+    size_t first = build->plan->segment_count;
     fsti_plan_segment segment = {.file_offset = plan_tensor_offset(build, item),
                                  .run_bytes = item->source_bytes,
                                  .stride_bytes = item->source_bytes,
                                  .run_count = 1,
                                  .item = item_index};
-    if (is_whole(&build->wants[item_index])) return push_segment(build, &segment);
-    return append_slice(build, item_index, segment);
+    FST_TRY(is_whole(&build->wants[item_index]) ? push_segment(build, &segment)
+                                                : append_slice(build, item_index, segment));
+    // The segments array may have moved; the item's own has not.
+    const fsti_plan_segment *only = &build->plan->segments[first];
+    bool one_piece = build->plan->segment_count == first + 1 && only->run_count == 1;
+    build->plan->items[item_index].file_offset = one_piece ? only->file_offset : UINT64_MAX;
+    return FST_OK;
 }

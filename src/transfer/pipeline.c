@@ -267,9 +267,13 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     pthread_mutex_lock(&pipeline->lock);
     const worker_counts *counts = &pipeline->counts;
     name_engines(counts, stats->engine, sizeof stats->engine);
-    if (plan->extent_count > 0 && pipeline->job.mappings == NULL)
-        snprintf(stats->reason, sizeof stats->reason, "%s",
-                 pipeline->choices[plan->extents[0].file].reason);
+    if (plan->extent_count > 0 && pipeline->job.mappings == NULL) {
+        uint32_t file = plan->extents[0].file;
+        char ring[96] = "";
+        if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
+            fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
+        snprintf(stats->reason, sizeof stats->reason, "%s%s", pipeline->choices[file].reason, ring);
+    }
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
     stats->bytes_read = counts->bytes_read;
     stats->bytes_direct = counts->bytes_direct;

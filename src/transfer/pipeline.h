@@ -17,6 +17,7 @@ typedef struct chunk_state {
     atomic_uchar step;
     uint8_t kind;
     uint8_t is_populated; ///< its place in the buffer has been made by a helper
+    uint8_t way;          ///< fst_ring, of chunks that a ring reads
     uint16_t blocks_left; ///< used by the one worker that took it
 } chunk_state;
 
@@ -82,6 +83,16 @@ void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 
 /// A worker's life. `index` below lane_count: a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
+
+/// How the ring reads chunks of a device: FST_RING_PLACE or FST_RING_SLOTS, in turns until both
+/// have been measured. From any thread.
+fst_ring fsti_ring_choose(uint64_t device);
+/// `bytes` bytes came that way in `ns`, with the ring full.
+void fsti_ring_measured(uint64_t device, fst_ring way, uint64_t bytes, uint64_t ns);
+/// ", to place measured best (..)" once that is known, else "".
+void fsti_ring_explain(uint64_t device, char *text, size_t size);
+/// For tests: forgets all measurements.
+void fsti_ring_forget(void);
 
 /// The engine that reads a chunk.
 static inline const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline,

@@ -21,6 +21,7 @@ typedef struct fsti_job {
     bool populate;         ///< make resident pages of the mappings present
     const fst_allocator *allocator; ///< NULL: arenas
     fst_engine engine;
+    fst_ring ring;
     uint32_t thread_count; ///< 0: by the machine
     uint64_t budget_bytes; ///< of buffers admitted and not released; 0: none
     bool guard_allowed;

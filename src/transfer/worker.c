@@ -39,6 +39,8 @@ typedef struct worker {
     io_lane lanes[FST_ENGINE_COUNT]; ///< by engine, opened on first use
     worker_counts counts;
     bool is_lane_worker;
+    fst_ring last_way; ///< of the chunk that a ring finished last, and when
+    uint64_t last_ns;
 } worker;
 
 static const fsti_plan_extent *chunk_extent(const fsti_pipeline *pipeline, uint32_t chunk) {
@@ -89,16 +91,41 @@ static void close_lanes(worker *self) {
     }
 }
 
-/// True when the bytes of a chunk are read straight to their place: a linear extent by an engine
-/// that gains nothing from a slot. Through a ring, slots that stay in the cache win on
-/// paravirtual disks, where the "device" writes by copying.
-static bool reads_to_place(const io_lane *lane, const fsti_plan_extent *extent) {
-    return extent->linear && !lane->engine->is_mapped && !lane->engine->is_async;
+/// True when the bytes of a chunk are read straight to their place: of a linear extent, by blocking
+/// engines always, by a ring when that is its way.
+static bool reads_to_place(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk) {
+    if (!chunk_extent(pipeline, chunk)->linear || lane->engine->is_mapped) return false;
+    return !lane->engine->is_async || pipeline->chunks[chunk].way == FST_RING_PLACE;
 }
 
-static uint64_t block_bytes(const io_lane *lane, const fsti_plan_extent *extent) {
-    bool whole = lane->engine->is_mapped || reads_to_place(lane, extent);
+static uint64_t block_bytes(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk) {
+    bool at_once = lane->engine->is_mapped || !lane->engine->is_async;
+    bool whole = at_once && (lane->engine->is_mapped || reads_to_place(pipeline, lane, chunk));
     return whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
+}
+
+/// The way of a chunk that a ring reads.
+static fst_ring choose_way(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    if (!extent->linear) return FST_RING_SLOTS;
+    if (pipeline->job.ring != FST_RING_AUTO) return pipeline->job.ring;
+    return fsti_ring_choose(fsti_file_device(pipeline->job.files[extent->file]));
+}
+
+/// Tells how fast a chunk came: from the end of the one before it, if that came the same way (the
+/// ring was full of such reads meanwhile).
+static void measure_way(worker *self, uint32_t chunk) {
+    const fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    if (!extent->linear || pipeline->job.ring != FST_RING_AUTO) return;
+    fst_ring way = (fst_ring)pipeline->chunks[chunk].way;
+    uint64_t now = fsti_now_ns();
+    if (self->last_way == way && self->last_ns != 0)
+        fsti_ring_measured(fsti_file_device(pipeline->job.files[extent->file]), way,
+                           range->end - range->begin, now - self->last_ns);
+    self->last_way = way;
+    self->last_ns = now;
 }
 
 static void submit_block(worker *self, io_lane *lane, io_block *block) {
@@ -111,7 +138,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
     }
     block->read_begin = begin;
     block->target = block->slot;
-    if (reads_to_place(lane, extent))
+    if (reads_to_place(pipeline, lane, block->chunk))
         block->target = pipeline->batches[extent->batch].buffer->data +
                         (extent->buffer_offset + begin - extent->begin);
     block->read = (fsti_read){.file = pipeline->job.files[extent->file],
@@ -217,6 +244,7 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     if (--state->blocks_left > 0) return FST_OK;
     // Any write or truncation before this moment shows in size or time.
     FST_TRY(fsti_file_check(block->read.file, error));
+    if (lane->engine->is_async) measure_way(self, block->chunk);
     fsti_pipeline_finish(self->pipeline, block->chunk, &self->counts);
     return FST_OK;
 }
@@ -247,7 +275,8 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     if (lane->handle == NULL) FST_TRY(open_lane(self, lane, engine, error));
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    uint64_t step = block_bytes(lane, extent);
+    if (engine->is_async) pipeline->chunks[chunk].way = (uint8_t)choose_way(pipeline, chunk);
+    uint64_t step = block_bytes(pipeline, lane, chunk);
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
     pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);
     for (uint64_t begin = range->begin; begin < range->end;) {

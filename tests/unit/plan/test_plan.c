@@ -247,7 +247,7 @@ TEST(large_linear_extent_is_cut_in_chunks)
 {
     model m;
     init_model(&m, 4000);
-    uint64_t shape[1] = {(40u << 20) / 8 + 3};
+    uint64_t shape[1] = {(160u << 20) / 8 + 3};
     add_tensor(&m, FST_DTYPE_F64, 1, shape);
     const fsti_header *headers[1] = {&m.header};
     fsti_plan_want want = {0};
@@ -255,14 +255,16 @@ TEST(large_linear_extent_is_cut_in_chunks)
     CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, 1);
     CHECK(plan.extents[0].linear);
-    CHECK_INT(plan.chunk_count, 6);
+    CHECK_INT(plan.chunk_count, 21);
+    CHECK_INT(plan.chunk_bytes, FSTI_PLAN_CHUNK_BYTES);
     // Interior borders fall on the buffer's multiples of 8 MiB: no two threads share a huge page.
     for (size_t i = 1; i < plan.chunk_count; i++)
         CHECK_INT((plan.chunks[i].begin - plan.extents[0].begin + plan.extents[0].buffer_offset) %
                       FSTI_PLAN_CHUNK_BYTES,
                   0);
     CHECK_INT(plan.items[0].chunk_first, 0);
-    CHECK_INT(plan.items[0].chunk_end, 6);
+    CHECK_INT(plan.items[0].chunk_end, 21);
+    CHECK_INT(plan.items[0].file_offset, 4000);
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);
     fsti_plan_clear(&plan);
 }

@@ -11,6 +11,7 @@
 #include "fastsafetensors.h"
 #include "fixture.h"
 #include "io/io.h"
+#include "transfer/pipeline.h"
 #include "transfer/transfer.h"
 
 #define TENSOR_COUNT 40
@@ -80,11 +81,48 @@ TEST(every_engine_reads_every_byte_once)
         bool direct = engines[i] == FST_ENGINE_DIRECT || engines[i] == FST_ENGINE_URING;
         CHECK_INT(stats.bytes_direct, direct ? stats.bytes_read : 0);
         CHECK(stats.read_count <= stats.bytes_read / (1 << 20) + 2 * stats.chunk_count);
-        // Blocking reads go straight to their place; a ring and a mapping are copied from once.
-        bool copied = engines[i] == FST_ENGINE_URING || engines[i] == FST_ENGINE_MMAP;
-        CHECK_INT(stats.bytes_copied, copied ? stats.bytes_read : 0);
+        // Blocking reads go straight to their place; a mapping is copied from once.
+        if (engines[i] != FST_ENGINE_URING)
+            CHECK_INT(stats.bytes_copied, engines[i] == FST_ENGINE_MMAP ? stats.bytes_read : 0);
         CHECK(stats.buffer_bytes <= stats.bytes_read + (2 << 20) + 8192);
     }
+}
+
+TEST(ring_reads_to_place_or_through_slots)
+{
+    if (!works(FST_ENGINE_URING)) SKIP("io_uring or O_DIRECT does not work here");
+    for (int ring = FST_RING_PLACE; ring <= FST_RING_SLOTS; ring++) {
+        fst_load_options options = options_of(FST_ENGINE_URING);
+        options.ring = (fst_ring)ring;
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        CHECK_INT(load_all(&options, &stats, NULL), FST_OK);
+        CHECK_INT(stats.bytes_copied, ring == FST_RING_SLOTS ? stats.bytes_read : 0);
+    }
+}
+
+TEST(ring_is_chosen_by_measurement)
+{
+    char text[128];
+    fsti_ring_forget();
+    // A device is tried both ways in turns, and the faster one is kept.
+    for (uint64_t device = 1; device <= 2; device++) {
+        int seen[FST_RING_COUNT] = {0};
+        for (int i = 0; i < 40; i++) {
+            fst_ring way = fsti_ring_choose(device);
+            seen[way]++;
+            bool slow = (way == FST_RING_SLOTS) == (device == 1);
+            fsti_ring_measured(device, way, 8 << 20, slow ? 4000000 : 2000000);
+        }
+        CHECK(seen[FST_RING_PLACE] >= 4 && seen[FST_RING_SLOTS] >= 4);
+        CHECK_INT(fsti_ring_choose(device), device == 1 ? FST_RING_PLACE : FST_RING_SLOTS);
+        fsti_ring_explain(device, text, sizeof text);
+        CHECK_CONTAINS(text, device == 1 ? "to place measured" : "slots measured");
+    }
+    fsti_ring_explain(3, text, sizeof text);
+    CHECK_TEXT(text, "");
+    for (uint64_t device = 10; device < 100; device++) // more devices than are remembered
+        CHECK(fsti_ring_choose(device) != FST_RING_AUTO);
+    fsti_ring_forget();
 }
 
 static atomic_int fault_kind, fault_countdown;

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// To place or through slots: on a real disk the first saves a copy; where the "device" writes by
+/// copying, slots that stay in the cache may be faster. So both are measured on the first chunks
+/// of a device, and the better one is kept for the process.
+#include <stdio.h>
+
+#include "pipeline.h"
+
+#define DEVICE_COUNT_MAX 16
+/// What each way is measured on, and how many chunks in a row go one way meanwhile.
+#define MEASURED_BYTES_MIN ((uint64_t)32 << 20)
+#define CHUNKS_PER_TURN 5u
+/// Slots cost a copy: they must be faster by this much.
+#define SLOTS_GAIN_PERCENT 5u
+
+typedef struct device_speed {
+    uint64_t device;
+    uint64_t bytes[FST_RING_COUNT], ns[FST_RING_COUNT];
+    uint32_t turn;
+    fst_ring chosen; ///< FST_RING_AUTO: still measuring
+} device_speed;
+
+static struct {
+    pthread_mutex_t lock;
+    device_speed devices[DEVICE_COUNT_MAX];
+    size_t count;
+} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/// The entry of a device, made if there is room. The lock is held.
+static device_speed *find_device(uint64_t device) {
+    for (size_t i = 0; i < known.count; i++)
+        if (known.devices[i].device == device) return &known.devices[i];
+    if (known.count == DEVICE_COUNT_MAX) return NULL;
+    known.devices[known.count] = (device_speed){.device = device};
+    return &known.devices[known.count++];
+}
+
+fst_ring fsti_ring_choose(uint64_t device) {
+    pthread_mutex_lock(&known.lock);
+    device_speed *speed = find_device(device);
+    fst_ring way = FST_RING_PLACE;
+    if (speed != NULL && speed->chosen != FST_RING_AUTO)
+        way = speed->chosen;
+    else if (speed != NULL)
+        way = speed->turn++ / CHUNKS_PER_TURN % 2 == 0 ? FST_RING_PLACE : FST_RING_SLOTS;
+    pthread_mutex_unlock(&known.lock);
+    return way;
+}
+
+/// Decides once both ways have been measured on enough.
+static void decide(device_speed *speed) {
+    const uint64_t *bytes = speed->bytes, *ns = speed->ns;
+    if (bytes[FST_RING_PLACE] < MEASURED_BYTES_MIN || bytes[FST_RING_SLOTS] < MEASURED_BYTES_MIN)
+        return;
+    double place = (double)bytes[FST_RING_PLACE] / (double)(ns[FST_RING_PLACE] + 1);
+    double slots = (double)bytes[FST_RING_SLOTS] / (double)(ns[FST_RING_SLOTS] + 1);
+    bool gain = slots > place * (100 + SLOTS_GAIN_PERCENT) / 100;
+    speed->chosen = gain ? FST_RING_SLOTS : FST_RING_PLACE;
+}
+
+void fsti_ring_measured(uint64_t device, fst_ring way, uint64_t bytes, uint64_t ns) {
+    pthread_mutex_lock(&known.lock);
+    device_speed *speed = find_device(device);
+    if (speed != NULL && speed->chosen == FST_RING_AUTO) {
+        speed->bytes[way] += bytes;
+        speed->ns[way] += ns;
+        decide(speed);
+    }
+    pthread_mutex_unlock(&known.lock);
+}
+
+void fsti_ring_explain(uint64_t device, char *text, size_t size) {
+    pthread_mutex_lock(&known.lock);
+    const device_speed *speed = find_device(device);
+    text[0] = '\0';
+    if (speed != NULL && speed->chosen != FST_RING_AUTO)
+        snprintf(text, size, ", %s measured best (to place %.2f, slots %.2f GB/s)",
+                 speed->chosen == FST_RING_PLACE ? "to place" : "slots",
+                 (double)speed->bytes[FST_RING_PLACE] / (double)(speed->ns[FST_RING_PLACE] + 1),
+                 (double)speed->bytes[FST_RING_SLOTS] / (double)(speed->ns[FST_RING_SLOTS] + 1));
+    pthread_mutex_unlock(&known.lock);
+}
+
+void fsti_ring_forget(void) {
+    pthread_mutex_lock(&known.lock);
+    known.count = 0;
+    pthread_mutex_unlock(&known.lock);
+}
