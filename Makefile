@@ -11,7 +11,7 @@ SOURCES := $(shell find src include python cli man meson.build meson_options.txt
 	README.md -type f -not -name '*.pyc' 2>/dev/null)
 SECONDS_FUZZ := $(or $(SECONDS),60)
 
-.PHONY: all demo test unittest lint install install-test dist bench fuzz clean help
+.PHONY: all demo test unittest lint install install-test dist bench fuzz test-aarch64 clean help
 
 all: $(RELEASE)/build.ninja
 	@$(BIN)/ninja -C $(RELEASE)
@@ -81,6 +81,10 @@ bench: all $(VENV)/.test-ready $(VENV)/.package-ready
 
 fuzz: $(VENV)/.build-ready
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)
+
+# The C tests cross-built for aarch64 and run under qemu; skipped by name without the tools.
+test-aarch64: $(VENV)/.build-ready
+	@$(BIN)/python tools/test_aarch64.py
 
 clean:
 	rm -rf build dist $(VENV)

@@ -17,6 +17,7 @@ int cmd_inspect(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_load(int argc, char **argv);
 int cmd_engines(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 /// Says a failure on stderr and returns the exit code for it: what the format forbids is invalid,
 /// what the system refuses is unreadable.

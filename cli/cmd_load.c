@@ -28,6 +28,7 @@ static void print_help(void) {
         "  --mode MODE       auto (default), load (own memory) or map (views of the file)\n"
         "  --engine ENGINE   auto (default), pread, direct, uring or mmap\n"
         "  --ring WAY        where io_uring reads to: auto (measured), place or slots\n"
+        "  --numa POLICY     memory of several nodes: default, local or interleave\n"
         "  --dtype DTYPE     convert floats (integers: only to wider ones) on the way, e.g. BF16\n"
         "  --select GLOB     only tensors whose names match; may come several times\n"
         "  --threads N       threads (default: by the machine)\n"
@@ -60,6 +61,7 @@ static int find_word(const char *word, const char *const *words, int count) {
 }
 
 static const char *const modes[] = {"auto", "load", "map"};
+static const char *const numas[] = {"default", "local", "interleave"};
 static const char *const rings[] = {"auto", "place", "slots"};
 static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
 
@@ -93,6 +95,10 @@ static int take_option(load_request *request, int option, const char *value) {
         word = find_word(value, engines, FST_ENGINE_COUNT);
         options->engine = (fst_engine)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown engine '%s'", value) : EXIT_GOOD;
+    case 'N':
+        word = find_word(value, numas, FST_NUMA_COUNT);
+        options->numa = (fst_numa)(word < 0 ? 0 : word);
+        return word < 0 ? cli_usage("load", "unknown policy '%s'", value) : EXIT_GOOD;
     case 'R':
         word = find_word(value, rings, FST_RING_COUNT);
         options->ring = (fst_ring)(word < 0 ? 0 : word);
@@ -123,13 +129,21 @@ static int take_option(load_request *request, int option, const char *value) {
 
 static int parse_arguments(int argc, char **argv, load_request *request, bool *done) {
     static const struct option options[] = {
-        {"device", required_argument, NULL, 'd'},  {"mode", required_argument, NULL, 'm'},
-        {"engine", required_argument, NULL, 'e'},  {"dtype", required_argument, NULL, 'D'},
-        {"ring", required_argument, NULL, 'R'},    {"select", required_argument, NULL, 's'},
-        {"threads", required_argument, NULL, 't'}, {"budget", required_argument, NULL, 'b'},
-        {"repeat", required_argument, NULL, 'r'},  {"lenient", no_argument, NULL, 'l'},
-        {"no-progress", no_argument, NULL, 'n'},   {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+        {"device", required_argument, NULL, 'd'},
+        {"mode", required_argument, NULL, 'm'},
+        {"engine", required_argument, NULL, 'e'},
+        {"dtype", required_argument, NULL, 'D'},
+        {"ring", required_argument, NULL, 'R'},
+        {"numa", required_argument, NULL, 'N'},
+        {"select", required_argument, NULL, 's'},
+        {"threads", required_argument, NULL, 't'},
+        {"budget", required_argument, NULL, 'b'},
+        {"repeat", required_argument, NULL, 'r'},
+        {"lenient", no_argument, NULL, 'l'},
+        {"no-progress", no_argument, NULL, 'n'},
+        {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
         int code = EXIT_GOOD;

@@ -4,22 +4,24 @@
 _fastsafetensors() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=""
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W "inspect verify load engines --help --version" -- "$current")
+        mapfile -t COMPREPLY < <(compgen -W "inspect verify load bench engines --help --version" -- "$current")
         return
     fi
     case $previous in
         --mode) words="auto load map" ;;
         --engine) words="auto pread direct uring mmap" ;;
         --dtype) words="F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32" ;;
+        --numa) words="default local interleave" ;;
         --ring) words="auto place slots" ;;
         --device) words="cpu" ;;
-        --select | --threads | --budget | --repeat) return ;;
+        --select | --threads | --budget | --repeat | --runs) return ;;
     esac
     if [[ -z $words && $current == -* ]]; then
         case ${COMP_WORDS[1]} in
             inspect) words="--json --tree --lenient --help" ;;
             verify) words="--lenient --quiet --help" ;;
-            load) words="--device --mode --engine --dtype --ring --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
+            load) words="--device --mode --engine --dtype --ring --numa --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
+            bench) words="--cold --runs --help" ;;
             engines) words="--help" ;;
         esac
     fi

@@ -15,6 +15,7 @@ static const struct {
     {"inspect", cmd_inspect, "list tensors, sizes and metadata of a model"},
     {"verify", cmd_verify, "check a model's headers; exit 0 valid, 1 invalid, 2 unreadable"},
     {"load", cmd_load, "load a model and say how fast, by what and why"},
+    {"bench", cmd_bench, "time every way to load a file, beside plain reads"},
     {"engines", cmd_engines, "what can read files here, and why"},
 };
 

@@ -46,6 +46,14 @@ typedef enum fst_ring {
     FST_RING_COUNT
 } fst_ring;
 
+/// Where pages of our own memory come from on machines of several NUMA nodes.
+typedef enum fst_numa {
+    FST_NUMA_DEFAULT,    ///< as the process is set up
+    FST_NUMA_LOCAL,      ///< from the node of the thread that touches them first
+    FST_NUMA_INTERLEAVE, ///< from all nodes in turn
+    FST_NUMA_COUNT
+} fst_numa;
+
 /// The order in which a stream hands tensors out.
 typedef enum fst_order {
     FST_ORDER_FILE,    ///< as the bytes lie in the files
@@ -83,6 +91,7 @@ typedef struct fst_load_options {
     fst_load_mode mode;
     fst_engine engine;
     fst_ring ring;
+    fst_numa numa;
     fst_order order;
     uint32_t thread_count;         ///< 0: as many as the process may use, at most 16
     const fst_request_item *items; ///< read during fst_loader_open() only

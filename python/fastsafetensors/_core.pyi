@@ -77,6 +77,8 @@ class Model:
         read_only: bool = False,
         populate: bool = False,
         dtype: str | None = None,
+        ring: str = "auto",
+        numa: str = "default",
     ) -> Loader: ...
     def close(self) -> None: ...
 

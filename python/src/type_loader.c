@@ -179,19 +179,28 @@ static int find_word(const char *word, const char *const *words, int count, cons
     return -1;
 }
 
-static int read_words(const char *mode, const char *engine, const char *order,
-                      fst_load_options *options) {
+/// The words of a request, as they come from Python.
+typedef struct request_words {
+    const char *mode, *engine, *order, *ring, *numa, *dtype;
+} request_words;
+
+static int read_words(const request_words *words, fst_load_options *options) {
     static const char *const modes[] = {"auto", "load", "map"};
     static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
     static const char *const orders[] = {"file", "request"};
-    int mode_number = find_word(mode, modes, FST_MODE_COUNT, "mode");
-    int engine_number =
-        mode_number < 0 ? -1 : find_word(engine, engines, FST_ENGINE_COUNT, "engine");
-    int order_number = engine_number < 0 ? -1 : find_word(order, orders, FST_ORDER_COUNT, "order");
-    if (order_number < 0) return 0;
-    options->mode = (fst_load_mode)mode_number;
-    options->engine = (fst_engine)engine_number;
-    options->order = (fst_order)order_number;
+    static const char *const rings[] = {"auto", "place", "slots"};
+    static const char *const numas[] = {"default", "local", "interleave"};
+    int mode = find_word(words->mode, modes, FST_MODE_COUNT, "mode");
+    int engine = mode < 0 ? -1 : find_word(words->engine, engines, FST_ENGINE_COUNT, "engine");
+    int order = engine < 0 ? -1 : find_word(words->order, orders, FST_ORDER_COUNT, "order");
+    int ring = order < 0 ? -1 : find_word(words->ring, rings, FST_RING_COUNT, "ring");
+    int numa = ring < 0 ? -1 : find_word(words->numa, numas, FST_NUMA_COUNT, "numa policy");
+    if (numa < 0) return 0;
+    options->mode = (fst_load_mode)mode;
+    options->engine = (fst_engine)engine;
+    options->order = (fst_order)order;
+    options->ring = (fst_ring)ring;
+    options->numa = (fst_numa)numa;
     return 1;
 }
 
@@ -218,22 +227,24 @@ static PyObject *wrap_loader(module_state *state, fst_loader *loader) {
 
 PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
                            PyObject *kwargs) {
-    static char *names[] = {"items",  "mode",      "engine",   "threads", "order",
-                            "budget", "read_only", "populate", "dtype",   NULL};
+    static char *names[] = {"items",     "mode",     "engine", "threads", "order", "budget",
+                            "read_only", "populate", "dtype",  "ring",    "numa",  NULL};
     PyObject *items = Py_None;
-    const char *mode = "auto", *engine = "auto", *order = "file", *dtype = NULL;
+    request_words words = {
+        .mode = "auto", .engine = "auto", .order = "file", .ring = "auto", .numa = "default"};
     unsigned long long budget = 0;
     unsigned int threads = 0;
     fst_load_options options = {.struct_size = sizeof options};
     request request = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKppz:load", names, &items, &mode,
-                                     &engine, &threads, &order, &budget, &options.map_read_only,
-                                     &options.map_populate, &dtype))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKppzss:load", names, &items, &words.mode,
+                                     &words.engine, &threads, &words.order, &budget,
+                                     &options.map_read_only, &options.map_populate, &words.dtype,
+                                     &words.ring, &words.numa))
         return NULL;
     options.thread_count = threads;
     options.budget_bytes = budget;
     PyObject *result = NULL;
-    if (read_words(mode, engine, order, &options) && read_dtype(dtype, &options) &&
+    if (read_words(&words, &options) && read_dtype(words.dtype, &options) &&
         read_items(state, model, items, &request, &options)) {
         fst_error error;
         fst_loader *loader;

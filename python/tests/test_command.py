@@ -118,6 +118,17 @@ def test_engines(run, model):
     assert run("engines", "/nonexistent").returncode == 2
 
 
+def test_bench(run, model):
+    for arguments in ([], ["--cold"]):
+        done = run("bench", "--runs", "1", *arguments, model[0])
+        assert done.returncode == 0, done.stderr
+        rows = done.stdout.splitlines()
+        assert len(rows) == 10 and "median of 1 runs" in rows[0]
+        assert all("GB/s" in row or "not possible here" in row for row in rows[1:])
+    assert run("bench", "/nonexistent").returncode == 2
+    assert run("bench", model[0].parent).returncode == 2
+
+
 @pytest.mark.parametrize("arguments", [
     [], ["nonsense"], ["inspect"], ["inspect", "a", "b"], ["inspect", "--nonsense", "a"],
     ["inspect", "--json", "--tree", "a"], ["verify"], ["verify", "-x"], ["load"],
@@ -126,7 +137,8 @@ def test_engines(run, model):
     ["load", "--budget", "0", "a"],
     ["load", "--budget", "99999999999999G", "a"], ["load", "--repeat", "0", "a"],
     ["load", "--device", "cuda:0", "a"], ["load", "--select"], ["engines", "a", "b"],
-    ["engines", "-x"]], ids=str)
+    ["engines", "-x"], ["bench"], ["bench", "--runs", "0", "a"], ["load", "--ring", "x", "a"],
+    ["load", "--dtype", "x", "a"]], ids=str)
 def test_wrong_usage(run, arguments):
     done = run(*arguments)
     assert done.returncode == 2
@@ -138,7 +150,7 @@ def test_help_and_version(run):
 
     assert run("--version").stdout == f"fastsafetensors {fastsafetensors.__version__}\n"
     for arguments in (["--help"], ["inspect", "--help"], ["verify", "--help"], ["load", "--help"],
-                      ["engines", "--help"]):
+                      ["engines", "--help"], ["bench", "--help"]):
         done = run(*arguments)
         assert done.returncode == 0 and "usage: fastsafetensors" in done.stdout
 

@@ -39,6 +39,17 @@ def test_every_engine(model, torch, engine):
     assert all(same_bits(torch, loaded[name], tensors[name]) for name in tensors)
 
 
+def test_ring_and_numa_can_be_forced(model, torch):
+    core = _core.Model(model[0])
+    for ring in ("auto", "place", "slots"):
+        for numa in ("default", "local", "interleave"):
+            loader = core.load(["large"], mode="load", ring=ring, numa=numa)
+            assert torch.equal(torch.from_dlpack(loader.item(0)), model[1]["large"])
+    for wrong in ({"ring": "x"}, {"numa": "x"}, {"order": "x"}):
+        with pytest.raises(ValueError, match="unknown"):
+            core.load(**wrong)
+
+
 def test_path_forms(model, sharded):
     path, tensors = model
     for form in (str(path), path, os.fsencode(path)):

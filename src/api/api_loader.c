@@ -13,6 +13,8 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 (int)options->engine);
     API_REQUIRE((unsigned)options->ring < FST_RING_COUNT, error, "unknown ring %d",
                 (int)options->ring);
+    API_REQUIRE((unsigned)options->numa < FST_NUMA_COUNT, error, "unknown numa policy %d",
+                (int)options->numa);
     API_REQUIRE((unsigned)options->order < FST_ORDER_COUNT, error, "unknown order %d",
                 (int)options->order);
     API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error, "unknown dtype %d",

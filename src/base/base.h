@@ -40,6 +40,9 @@ __attribute__((format(printf, 4, 5))) fst_status fsti_error_set(fst_error *error
                                                                 fsti_error_place place,
                                                                 const char *format, ...);
 
+/// Adds tensor and position to an error that a room below could not know them for.
+void fsti_error_locate(fst_error *error, const fsti_error_place *place);
+
 /// A failing system call on `path`: picks the status by errno and says it in words.
 fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, const char *what);
 

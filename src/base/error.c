@@ -43,6 +43,23 @@ static void copy_printable(char *target, size_t capacity, const char *source, si
     target[count] = '\0';
 }
 
+/// Says where, as far as `place` knows.
+static void append_place(fst_error *error, const fsti_error_place *place) {
+    if (place->tensor != NULL) {
+        copy_printable(error->tensor, sizeof error->tensor, place->tensor, place->tensor_size);
+        append_text(error->message, sizeof error->message, ", tensor `%s`", error->tensor);
+    }
+    if (place->byte_offset != FST_NO_OFFSET) {
+        error->byte_offset = place->byte_offset;
+        append_text(error->message, sizeof error->message, ", at byte %" PRIu64,
+                    place->byte_offset);
+    }
+}
+
+void fsti_error_locate(fst_error *error, const fsti_error_place *place) {
+    if (error != NULL) append_place(error, place);
+}
+
 fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place place,
                           const char *format, ...) {
     if (error == NULL) return status;
@@ -54,12 +71,7 @@ fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place 
     va_start(arguments, format);
     vsnprintf(error->message, sizeof error->message, format, arguments);
     va_end(arguments);
-    if (place.tensor != NULL) {
-        copy_printable(error->tensor, sizeof error->tensor, place.tensor, place.tensor_size);
-        append_text(error->message, sizeof error->message, ", tensor `%s`", error->tensor);
-    }
-    if (place.byte_offset != FST_NO_OFFSET)
-        append_text(error->message, sizeof error->message, ", at byte %" PRIu64, place.byte_offset);
+    append_place(error, &place);
     if (place.file != NULL) {
         copy_printable(error->file, sizeof error->file, place.file, strlen(place.file));
         append_text(error->message, sizeof error->message, ", in %s", error->file);

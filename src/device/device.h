@@ -5,6 +5,7 @@
 #define FSTI_DEVICE_H
 
 #include "base/base.h"
+#include "fastsafetensors/loader.h"
 
 /// Buffers are placed at multiples of this when they are that large, in huge pages if the system
 /// gives them: a fault then makes 2 MiB, and a 1 MiB request to the disk is one segment.
@@ -37,6 +38,16 @@ void fsti_buffer_unref(fsti_buffer *buffer);
 
 /// Makes the pages of [data + begin, data + end) present.
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
+
+/// Nodes of memory that the machine has; at least 1.
+uint32_t fsti_numa_node_count(void);
+/// Asks for a policy for pages that are not there yet. False when there is nothing to choose (one
+/// node, or the default) or the system refuses.
+bool fsti_numa_place(void *address, uint64_t size_bytes, fst_numa policy);
+/// For tests: another list of nodes and another mbind(2); NULL: the real one.
+typedef long (*fsti_numa_bind)(void *address, size_t size, int mode, const unsigned long *nodes,
+                               unsigned long node_max);
+void fsti_numa_fake(const char *path, fsti_numa_bind bind);
 
 /// Buffers alive, and their bytes.
 void fsti_buffer_live(size_t *count, uint64_t *size_bytes);

@@ -172,6 +172,7 @@ static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
                     .allocator = options->allocator,
                     .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
                     .ring = options->ring,
+                    .numa = options->numa,
                     .thread_count = options->thread_count,
                     .budget_bytes = options->budget_bytes,
                     .guard_allowed = options->no_sigbus_guard == 0,
@@ -217,6 +218,7 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_plan_clear(&loader->plan);
     fsti_free(loader->wants);
     fsti_free(loader->slices);
+    fsti_free(loader->item_of_tensor);
     fsti_free(loader->headers);
     fsti_free(loader->files);
     fsti_model_unref(loader->model);
@@ -287,18 +289,23 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     return FST_OK;
 }
 
+/// The model's index of a want's tensor.
+static fst_status want_index(const fst_loader *loader, const fsti_plan_want *want, size_t *index,
+                             fst_error *error) {
+    const fsti_header *header = loader->headers[want->file];
+    const fsti_tensor *tensor = &header->tensors[want->tensor];
+    *index = want->tensor;
+    if (loader->model->entries == NULL) return FST_OK;
+    return fsti_model_find(loader->model, fsti_header_name(header, tensor), tensor->name_size,
+                           index, error);
+}
+
 /// Reads one item again, in a load of its own.
 static fst_status reload_item(fst_loader *loader, uint32_t item_index, fst_tensor **out,
                               fst_error *error) {
     const fsti_plan_want *want = &loader->wants[item_index];
-    const fst_model *model = loader->model;
-    size_t tensor_index = want->tensor;
-    if (model->entries != NULL) {
-        const fsti_header *header = loader->headers[want->file];
-        const fsti_tensor *tensor = &header->tensors[want->tensor];
-        FST_TRY(fsti_model_find(model, fsti_header_name(header, tensor), tensor->name_size,
-                                &tensor_index, error));
-    }
+    size_t tensor_index = 0;
+    FST_TRY(want_index(loader, want, &tensor_index, error));
     fst_request_item item = {.tensor_index = tensor_index,
                              .slice_begin = want->slice_begin,
                              .slice_end = want->slice_end,
@@ -334,14 +341,34 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, fst_tensor **
     return status;
 }
 
+/// Makes the table of items by tensor; of several items of a tensor the first counts.
+static fst_status index_items(fst_loader *loader, fst_error *error) {
+    size_t count = loader->model->tensor_count;
+    uint32_t *table = fsti_alloc_zeroed(count, sizeof *table);
+    if (table == NULL) return fsti_error_memory(error, count * sizeof *table);
+    for (size_t i = loader->plan.item_count; i-- > 0;) {
+        size_t index = 0;
+        fst_status status = want_index(loader, &loader->wants[i], &index, error);
+        if (status != FST_OK) {
+            fsti_free(table);
+            return status;
+        }
+        table[index] = (uint32_t)i + 1;
+    }
+    loader->item_of_tensor = table;
+    return FST_OK;
+}
+
 fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
                               fst_tensor **out, fst_error *error) {
-    size_t tensor_index;
+    size_t tensor_index = 0;
     FST_TRY(fsti_model_find(loader->model, name, name_size, &tensor_index, error));
-    model_entry entry = fsti_model_entry(loader->model, tensor_index);
-    for (size_t i = 0; i < loader->plan.item_count; i++)
-        if (loader->wants[i].file == entry.file && loader->wants[i].tensor == entry.tensor)
-            return fsti_loader_item(loader, i, out, error);
+    pthread_mutex_lock(&loader->lock);
+    fst_status status = loader->item_of_tensor == NULL ? index_items(loader, error) : FST_OK;
+    uint32_t item = status == FST_OK ? loader->item_of_tensor[tensor_index] : 0;
+    pthread_mutex_unlock(&loader->lock);
+    FST_TRY(status);
+    if (item > 0) return fsti_loader_item(loader, item - 1, out, error);
     fsti_error_place place = FSTI_NOWHERE;
     place.tensor = name;
     place.tensor_size = name_size;

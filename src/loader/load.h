@@ -23,7 +23,8 @@ struct fst_loader {
     fsti_pipeline *pipeline;
     pthread_mutex_t lock; ///< for what follows
     size_t next_delivery;
-    uint32_t next_batch; ///< batches before it have been handed out
+    uint32_t next_batch;      ///< batches before it have been handed out
+    uint32_t *item_of_tensor; ///< by tensor index, item + 1 or 0; made when a name is asked for
     uint64_t plan_ns, wait_ns, bytes_aligned;
 };
 

@@ -272,7 +272,11 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
         char ring[96] = "";
         if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
             fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
-        snprintf(stats->reason, sizeof stats->reason, "%s%s", pipeline->choices[file].reason, ring);
+        snprintf(stats->reason, sizeof stats->reason, "%s%s%s", pipeline->choices[file].reason,
+                 ring,
+                 !pipeline->is_placed                        ? ""
+                 : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
+                                                             : ", memory of the local node");
     }
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
     stats->bytes_read = counts->bytes_read;

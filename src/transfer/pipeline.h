@@ -54,7 +54,7 @@ struct fsti_pipeline {
     size_t items_done, item_cursor;
     uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
     uint64_t started_ns, first_ns, finished_ns;
-    bool has_failed;
+    bool has_failed, is_placed; ///< failed; memory was given a NUMA policy
     fst_error error;
     worker_counts counts;
     pthread_mutex_t progress_lock; ///< one progress call at a time
@@ -115,6 +115,10 @@ typedef struct scatter_order {
     uint64_t converted; ///< out: bytes of them converted
 } scatter_order;
 void fsti_scatter(scatter_order *order);
+
+/// FST_E_FILE_CHANGED, naming tensor and offset, when the extent's file is not what it was.
+fst_status fsti_pipeline_check_file(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                                    uint64_t offset, fst_error *error);
 
 /// An fst_error for `status` at `offset` of an extent's file, naming the tensor there.
 void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,

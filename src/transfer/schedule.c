@@ -29,7 +29,11 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     if (batch->buffer_bytes == 0 || pipeline->job.mappings != NULL) return FST_OK;
     if (pipeline->job.allocator != NULL)
         return fsti_buffer_foreign(pipeline->job.allocator, batch->buffer_bytes, out, error);
-    return fsti_buffer_arena(batch->buffer_bytes, out, error);
+    FST_TRY(fsti_buffer_arena(batch->buffer_bytes, out, error));
+    // Pages that are there already stay where they are.
+    if ((*out)->is_fresh && fsti_numa_place((*out)->data, (*out)->size_bytes, pipeline->job.numa))
+        pipeline->is_placed = true;
+    return FST_OK;
 }
 
 static bool fits_budget(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {

@@ -22,6 +22,7 @@ typedef struct fsti_job {
     const fst_allocator *allocator; ///< NULL: arenas
     fst_engine engine;
     fst_ring ring;
+    fst_numa numa;
     uint32_t thread_count; ///< 0: by the machine
     uint64_t budget_bytes; ///< of buffers admitted and not released; 0: none
     bool guard_allowed;

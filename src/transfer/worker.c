@@ -176,7 +176,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
         carry_out(&order);
     self->counts.copy_ns += fsti_now_ns() - start_ns;
     if (!good) {
-        FST_TRY(fsti_file_check(block->read.file, error));
+        FST_TRY(fsti_pipeline_check_file(pipeline, extent, block->begin, error));
         fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO, error);
         return FST_E_IO;
     }
@@ -192,7 +192,7 @@ static fst_status short_read(const fsti_pipeline *pipeline, const io_block *bloc
                              fst_error *error) {
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     // The file may have shrunk: that says more than "short".
-    FST_TRY(fsti_file_check(block->read.file, error));
+    FST_TRY(fsti_pipeline_check_file(pipeline, extent, have, error));
     fsti_pipeline_describe(pipeline, extent, have, FST_E_SHORT_READ, 0, error);
     return FST_E_SHORT_READ;
 }
@@ -243,7 +243,8 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     chunk_state *state = &self->pipeline->chunks[block->chunk];
     if (--state->blocks_left > 0) return FST_OK;
     // Any write or truncation before this moment shows in size or time.
-    FST_TRY(fsti_file_check(block->read.file, error));
+    FST_TRY(fsti_pipeline_check_file(self->pipeline, chunk_extent(self->pipeline, block->chunk),
+                                     block->begin, error));
     if (lane->engine->is_async) measure_way(self, block->chunk);
     fsti_pipeline_finish(self->pipeline, block->chunk, &self->counts);
     return FST_OK;
@@ -261,7 +262,7 @@ static fst_status populate_mapping(worker *self, uint32_t chunk, fst_error *erro
         self->counts.bytes_mapped += range->end - range->begin;
     }
     self->counts.populate_ns += fsti_now_ns() - start_ns;
-    FST_TRY(fsti_file_check(pipeline->job.files[file], error));
+    FST_TRY(fsti_pipeline_check_file(pipeline, chunk_extent(pipeline, chunk), range->begin, error));
     fsti_pipeline_finish(pipeline, chunk, &self->counts);
     return FST_OK;
 }

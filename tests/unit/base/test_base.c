@@ -33,6 +33,19 @@ TEST(error_message_is_cut_not_overrun)
     CHECK_INT(strlen(error.tensor), sizeof error.tensor - 1);
 }
 
+TEST(a_place_can_be_added_later)
+{
+    fst_error error;
+    fsti_error_place file = {.file = "a", .byte_offset = FST_NO_OFFSET};
+    fsti_error_place place = {.tensor = "t", .tensor_size = 1, .byte_offset = 9};
+    CHECK_INT(fsti_error_set(&error, FST_E_FILE_CHANGED, file, "changed"), FST_E_FILE_CHANGED);
+    fsti_error_locate(&error, &place);
+    CHECK_TEXT(error.message, "changed, in a, tensor `t`, at byte 9");
+    CHECK_TEXT(error.tensor, "t");
+    CHECK_INT(error.byte_offset, 9);
+    fsti_error_locate(NULL, &place);
+}
+
 TEST(errno_picks_the_status)
 {
     static const struct {

@@ -248,6 +248,8 @@ TEST(file_that_shrinks_while_it_is_loaded)
         if (status == FST_E_UNSUPPORTED) continue;
         CHECK_INT(status, FST_E_FILE_CHANGED);
         CHECK_CONTAINS(error.message, "shrink");
+        CHECK(error.tensor[0] == 't'); // file, tensor and offset
+        CHECK(error.byte_offset < (8u << 22) + 4096);
     }
 }
 

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Memory policy on machines of several nodes: by two facts of the kernel (the list of nodes, and
+/// mbind(2)), without a library. Tests put others in their place.
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mempolicy.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "device.h"
+
+#ifndef MPOL_LOCAL
+#define MPOL_LOCAL 4
+#endif
+
+#define NODE_COUNT_MAX 1024u
+#define WORD_BITS (8 * sizeof(unsigned long))
+
+typedef struct node_set {
+    unsigned long words[NODE_COUNT_MAX / WORD_BITS];
+    uint32_t count;
+} node_set;
+
+static long bind_memory(void *address, size_t size, int mode, const unsigned long *nodes,
+                        unsigned long node_max) {
+    return syscall(SYS_mbind, address, size, mode, nodes, node_max, 0);
+}
+
+static const char *online_path = "/sys/devices/system/node/online";
+static fsti_numa_bind bind_call = bind_memory;
+
+void fsti_numa_fake(const char *path, fsti_numa_bind bind) {
+    online_path = path != NULL ? path : "/sys/devices/system/node/online";
+    bind_call = bind != NULL ? bind : bind_memory;
+}
+
+static void add_nodes(node_set *set, unsigned long first, unsigned long last) {
+    for (unsigned long node = first; node <= last && node < NODE_COUNT_MAX; node++) {
+        set->words[node / WORD_BITS] |= 1ul << node % WORD_BITS;
+        set->count++;
+    }
+}
+
+/// Reads a list like "0-1,4".
+static void read_nodes(node_set *set) {
+    char text[256];
+    memset(set, 0, sizeof *set);
+    int fd = open(online_path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (size <= 0) return;
+    text[size] = '\0';
+    for (char *at = text; *at >= '0' && *at <= '9';) {
+        char *end;
+        unsigned long first = strtoul(at, &end, 10), last = first;
+        if (*end == '-') last = strtoul(end + 1, &end, 10);
+        add_nodes(set, first, last);
+        at = *end == ',' ? end + 1 : end;
+    }
+}
+
+uint32_t fsti_numa_node_count(void) {
+    node_set set;
+    read_nodes(&set);
+    return set.count == 0 ? 1 : set.count;
+}
+
+bool fsti_numa_place(void *address, uint64_t size_bytes, fst_numa policy) {
+    node_set set;
+    if (policy == FST_NUMA_DEFAULT) return false;
+    read_nodes(&set);
+    if (set.count < 2) return false; // nothing to choose
+    bool interleave = policy == FST_NUMA_INTERLEAVE;
+    long result = bind_call(address, size_bytes, interleave ? MPOL_INTERLEAVE : MPOL_LOCAL,
+                            interleave ? set.words : NULL, interleave ? NODE_COUNT_MAX : 0);
+    return result == 0;
+}

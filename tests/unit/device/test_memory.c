@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Buffers, kept arenas, NUMA policies over fake topologies, and systems without huge pages.
+#include <errno.h>
+#include <sys/prctl.h>
+
+#include "check.h"
+#include "device/device.h"
+#include "fixture.h"
+
+TEST(arenas_are_aligned_and_counted)
+{
+    static const uint64_t sizes[] = {0, 1, 4096, 300000, 2 << 20, (2 << 20) + 1, 20 << 20};
+    size_t before, count;
+    uint64_t bytes;
+    fsti_buffer_live(&before, &bytes);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        fsti_buffer *buffer;
+        CHECK_INT(fsti_buffer_arena(sizes[i], &buffer, NULL), FST_OK);
+        CHECK(buffer->size_bytes >= sizes[i]);
+        CHECK_INT((uintptr_t)buffer->data % FSTI_BUFFER_ALIGNMENT, 0);
+        if (sizes[i] >= FSTI_HUGE_PAGE_BYTES)
+            CHECK_INT((uintptr_t)buffer->data % FSTI_HUGE_PAGE_BYTES, 0);
+        fsti_buffer_populate(buffer, 0, buffer->size_bytes);
+        memset(buffer->data, 7, sizes[i]);
+        fsti_buffer_live(&count, &bytes);
+        CHECK_INT(count, before + 1);
+        fsti_buffer_unref(fsti_buffer_ref(buffer));
+        fsti_buffer_unref(buffer);
+    }
+    fsti_buffer_live(&count, &bytes);
+    CHECK_INT(count, before);
+}
+
+TEST(absurd_size_is_out_of_memory)
+{
+    fsti_buffer *buffer;
+    CHECK_INT(fsti_buffer_arena(UINT64_MAX, &buffer, NULL), FST_E_NO_MEMORY);
+    CHECK_INT(fsti_buffer_arena((uint64_t)1 << 60, &buffer, NULL), FST_E_NO_MEMORY);
+}
+
+TEST(arenas_are_kept_up_to_the_limit)
+{
+    fsti_buffer *buffer;
+    fsti_arena_keep_max(16 << 20);
+    CHECK_INT(fsti_buffer_arena(8 << 20, &buffer, NULL), FST_OK);
+    CHECK(buffer->is_fresh);
+    char *data = buffer->data;
+    fsti_buffer_unref(buffer);
+    CHECK_INT(fsti_buffer_arena(30 << 20, &buffer, NULL), FST_OK); // too large for it
+    CHECK(buffer->data != data && buffer->is_fresh);
+    fsti_buffer_unref(buffer); // and too large to be kept
+    CHECK_INT(fsti_buffer_arena(7 << 20, &buffer, NULL), FST_OK);
+    CHECK(buffer->data == data && !buffer->is_fresh);
+    fsti_buffer_unref(buffer);
+    CHECK_INT(fsti_arena_trim(), 8 << 20);
+    CHECK_INT(fsti_arena_trim(), 0);
+    fsti_arena_keep_max(0);
+}
+
+/// Lowering the limit gives back what is above it.
+TEST(lower_limit_trims)
+{
+    fsti_buffer *buffer;
+    fsti_arena_keep_max(16 << 20);
+    CHECK_INT(fsti_buffer_arena(8 << 20, &buffer, NULL), FST_OK);
+    fsti_buffer_unref(buffer);
+    fsti_arena_keep_max(4 << 20);
+    CHECK_INT(fsti_arena_trim(), 0);
+    fsti_arena_keep_max(0);
+}
+
+TEST(without_huge_pages)
+{
+    // For this process as a whole, as a system set up without them.
+    if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0) SKIP("huge pages can't be switched off here");
+    fsti_buffer *buffer;
+    CHECK_INT(fsti_buffer_arena(8 << 20, &buffer, NULL), FST_OK);
+    fsti_buffer_populate(buffer, 0, 8 << 20);
+    memset(buffer->data, 1, 8 << 20);
+    fsti_buffer_unref(buffer);
+    CHECK_INT(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0), 0);
+}
+
+static struct {
+    int calls, mode;
+    unsigned long first_word;
+    size_t size;
+    long result;
+} seen;
+
+static long fake_bind(void *address, size_t size, int mode, const unsigned long *nodes,
+                      unsigned long node_max) {
+    (void)address;
+    (void)node_max;
+    seen.calls++;
+    seen.mode = mode;
+    seen.size = size;
+    seen.first_word = nodes == NULL ? 0 : nodes[0];
+    return seen.result;
+}
+
+TEST(numa_policies_over_fake_topologies)
+{
+    static const struct {
+        const char *online;
+        uint32_t count;
+        unsigned long mask;
+    } machines[] = {{"0\n", 1, 0}, {"0-1\n", 2, 3}, {"0,2-3\n", 3, 13}, {"", 1, 0}, {"junk", 1, 0}};
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
+        const char *path = fixture_file("online", machines[i].online, strlen(machines[i].online));
+        fsti_numa_fake(path, fake_bind);
+        CHECK_INT(fsti_numa_node_count(), machines[i].count);
+        for (int policy = FST_NUMA_DEFAULT; policy < FST_NUMA_COUNT; policy++) {
+            memset(&seen, 0, sizeof seen);
+            bool placed = fsti_numa_place(&seen, 4096, (fst_numa)policy);
+            bool expected = machines[i].count > 1 && policy != FST_NUMA_DEFAULT;
+            CHECK_INT(placed, expected);
+            CHECK_INT(seen.calls, expected);
+            if (expected && policy == FST_NUMA_INTERLEAVE)
+                CHECK_INT(seen.first_word, machines[i].mask);
+        }
+    }
+    seen.result = -1; // refused: the memory is used as it is
+    fsti_numa_fake(fixture_file("online", "0-3", 3), fake_bind);
+    CHECK(!fsti_numa_place(&seen, 4096, FST_NUMA_LOCAL));
+    fsti_numa_fake(NULL, NULL);
+    CHECK(fsti_numa_node_count() >= 1);
+}
