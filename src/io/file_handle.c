@@ -142,8 +142,8 @@ fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t beg
     while (madvise(mapping + from, end - from, MADV_POPULATE_READ) != 0) {
         int failure = errno;
         if (failure == EINTR || failure == EAGAIN) continue;
-        if (failure == EINVAL) return FST_OK; // an older kernel: pages come when they are touched
         FST_TRY(fsti_file_check(file, error));
+        if (failure == EINVAL) return FST_OK; // an older kernel: pages come when they are touched
         return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
     }
     return FST_OK;
