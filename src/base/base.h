@@ -93,6 +93,10 @@ uint64_t fsti_now_ns(void);
 
 /// Processors that this process may use; at least 1.
 uint32_t fsti_cpu_count(void);
+/// Bytes that the cgroup's limit leaves, counting pages of files as free; UINT64_MAX: no limit.
+uint64_t fsti_memory_available(void);
+/// For tests: another cgroup tree and another list of this process's groups; NULL: the real ones.
+void fsti_cgroup_fake(const char *root, const char *self);
 
 // ---- reference counts ----
 

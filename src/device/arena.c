@@ -116,6 +116,15 @@ static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error
     return status;
 }
 
+/// A cgroup kills the process that passes its limit: an error is better.
+static fst_status check_limit(uint64_t size_bytes, fst_error *error) {
+    uint64_t available = fsti_memory_available();
+    if (size_bytes <= available) return FST_OK;
+    return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
+                          "out of memory: %llu bytes needed, the cgroup's limit leaves %llu",
+                          (unsigned long long)size_bytes, (unsigned long long)available);
+}
+
 fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
     if (size_bytes < SMALL_BUFFER_BYTES) return small_buffer(size_bytes, out, error);
     if (size_bytes > UINT64_MAX / 2 || fsti_alloc_fails())
@@ -123,6 +132,7 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
     uint64_t bytes = mapped_bytes(size_bytes);
     char *data = take_kept(bytes, &bytes);
     bool is_fresh = data == NULL;
+    if (is_fresh) FST_TRY(check_limit(bytes, error));
     if (is_fresh) data = map_huge(bytes);
     if (data == NULL) return fsti_error_memory(error, size_bytes);
     fst_status status = fsti_buffer_wrap(data, bytes, release_arena, out, error);

@@ -2,6 +2,7 @@
 /// Buffers, kept arenas, NUMA policies over fake topologies, and systems without huge pages.
 #include <errno.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 
 #include "check.h"
 #include "device/device.h"
@@ -79,6 +80,44 @@ TEST(without_huge_pages)
     memset(buffer->data, 1, 8 << 20);
     fsti_buffer_unref(buffer);
     CHECK_INT(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0), 0);
+}
+
+/// Makes a cgroup's file in the fake tree.
+static void cgroup_file(const char *name, const char *text) {
+    char path[64];
+    snprintf(path, sizeof path, "job/%s", name);
+    fixture_file(path, text, strlen(text));
+}
+
+TEST(cgroup_limits_over_fake_trees)
+{
+    fsti_buffer *buffer;
+    fst_error error;
+    mkdir(fixture_path("job"), 0700);
+    char root[512];
+    snprintf(root, sizeof root, "%s", fixture_path("."));
+    char *self = strdup(fixture_file("self", "1:name=x:/y\n0::/job\n", 21));
+    uint32_t all = fsti_cpu_count();
+    fsti_cgroup_fake(root, self);
+    CHECK_INT(fsti_cpu_count(), all); // no files: no limits
+    CHECK(fsti_memory_available() == UINT64_MAX);
+    cgroup_file("cpu.max", "50000 100000\n");
+    CHECK_INT(fsti_cpu_count(), 1); // half a processor
+    cgroup_file("cpu.max", "max 100000\n");
+    CHECK_INT(fsti_cpu_count(), all);
+    cgroup_file("memory.max", "max\n");
+    CHECK(fsti_memory_available() == UINT64_MAX);
+    cgroup_file("memory.max", "10000000\n");
+    cgroup_file("memory.current", "9000000\n");
+    CHECK_INT(fsti_memory_available(), 1000000);
+    cgroup_file("memory.stat", "anon 5\nactive_file 1000000\ninactive_file 2000000\nslab 1\n");
+    CHECK_INT(fsti_memory_available(), 4000000); // what files hold can be given up
+    CHECK_INT(fsti_buffer_arena(3000000, &buffer, &error), FST_E_NO_MEMORY); // rounds to 4 MiB
+    CHECK_CONTAINS(error.message, "limit leaves 4000000");
+    CHECK_INT(fsti_buffer_arena(2000000, &buffer, &error), FST_OK);
+    fsti_buffer_unref(buffer);
+    fsti_cgroup_fake(NULL, NULL);
+    free(self);
 }
 
 static struct {
