@@ -365,7 +365,8 @@ fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_
     FST_TRY(fsti_model_find(loader->model, name, name_size, &tensor_index, error));
     pthread_mutex_lock(&loader->lock);
     fst_status status = loader->item_of_tensor == NULL ? index_items(loader, error) : FST_OK;
-    uint32_t item = status == FST_OK ? loader->item_of_tensor[tensor_index] : 0;
+    const uint32_t *table = loader->item_of_tensor;
+    uint32_t item = table != NULL ? table[tensor_index] : 0;
     pthread_mutex_unlock(&loader->lock);
     FST_TRY(status);
     if (item > 0) return fsti_loader_item(loader, item - 1, out, error);

@@ -8,8 +8,8 @@
 
 #define DEVICE_COUNT_MAX 16
 /// What each way is measured on, and how many chunks in a row go one way meanwhile.
-#define MEASURED_BYTES_MIN ((uint64_t)32 << 20)
-#define CHUNKS_PER_TURN 5u
+#define MEASURED_BYTES_MIN ((uint64_t)24 << 20)
+#define CHUNKS_PER_TURN 4u
 /// Slots cost a copy: they must be faster by this much.
 #define SLOTS_GAIN_PERCENT 5u
 

@@ -323,6 +323,8 @@ static void populate_place(worker *self, uint32_t chunk) {
     fsti_buffer_populate(buffer, range->begin + shift, range->end + shift);
     fsti_buffer_unref(buffer);
     self->counts.populate_ns += fsti_now_ns() - start_ns;
+    // Counted at once: a helper finishes no chunk, and statistics are read when the last one is.
+    fsti_pipeline_count(pipeline, &self->counts);
 }
 
 /// Lanes prefer what must be read and then help copying. Copiers leave absent chunks to the
