@@ -180,26 +180,31 @@ static PyObject *metadata_dict(const fst_model *model, size_t file_index, size_t
     return result;
 }
 
-static PyObject *model_metadata(PyObject *self, PyObject *index_object) {
+/// Describes the file of that number; NULL with an exception, else the model.
+static fst_model *read_file_info(PyObject *self, PyObject *index_object, size_t *index,
+                                 fst_file_info *info) {
     fst_model *model = model_of(self);
     fst_error error;
-    fst_file_info info;
-    size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
+    *index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
     if (model == NULL || PyErr_Occurred()) return NULL;
-    if (fst_model_file_info(model, index, &info, &error) != FST_OK)
-        return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    if (fst_model_file_info(model, *index, info, &error) == FST_OK) return model;
+    fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    return NULL;
+}
+
+static PyObject *model_metadata(PyObject *self, PyObject *index_object) {
+    fst_file_info info;
+    size_t index;
+    const fst_model *model = read_file_info(self, index_object, &index, &info);
+    if (model == NULL) return NULL;
     if (!info.has_metadata) Py_RETURN_NONE;
     return metadata_dict(model, index, info.metadata_count);
 }
 
 static PyObject *model_file(PyObject *self, PyObject *index_object) {
-    fst_model *model = model_of(self);
-    fst_error error;
     fst_file_info info;
-    size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
-    if (model == NULL || PyErr_Occurred()) return NULL;
-    if (fst_model_file_info(model, index, &info, &error) != FST_OK)
-        return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    size_t index;
+    if (read_file_info(self, index_object, &index, &info) == NULL) return NULL;
     PyObject *path = PyUnicode_DecodeFSDefault(info.path);
     if (path == NULL) return NULL;
     return Py_BuildValue("(NKKnI)", path, (unsigned long long)info.size_bytes,

@@ -5,15 +5,6 @@
 
 #include "io_private.h"
 
-static _Atomic(fsti_io_fault_hook) fault_hook;
-
-void fsti_io_fault_hook_set(fsti_io_fault_hook hook) { atomic_store(&fault_hook, hook); }
-
-void fsti_io_finish(fsti_read *read) {
-    fsti_io_fault_hook hook = atomic_load_explicit(&fault_hook, memory_order_relaxed);
-    if (hook != NULL) hook(read);
-}
-
 const fsti_io_engine *fsti_io_engine_get(fst_engine engine) {
     static const fsti_io_engine *const engines[FST_ENGINE_COUNT] = {
         [FST_ENGINE_PREAD] = &fsti_io_engine_pread,

@@ -35,11 +35,6 @@ static const char *buffered_reason(int fd) {
     return NULL;
 }
 
-static unsigned hidden_features;
-
-void fsti_io_hide(unsigned features) { hidden_features = features; }
-bool fsti_io_hidden(unsigned feature) { return (hidden_features & feature) != 0; }
-
 /// Opens the same file once more, by its descriptor: the path may name another one by now.
 static int reopen_direct(int fd) {
     char link[64];

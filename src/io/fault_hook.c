@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where tests reach in: the results of reads, and what the system seems to offer.
+#include "io_private.h"
+
+static _Atomic(fsti_io_fault_hook) fault_hook;
+
+void fsti_io_fault_hook_set(fsti_io_fault_hook hook) { atomic_store(&fault_hook, hook); }
+
+void fsti_io_finish(fsti_read *read) {
+    fsti_io_fault_hook hook = atomic_load_explicit(&fault_hook, memory_order_relaxed);
+    if (hook != NULL) hook(read);
+}
+
+static unsigned hidden_features;
+
+void fsti_io_hide(unsigned features) { hidden_features = features; }
+bool fsti_io_hidden(unsigned feature) { return (hidden_features & feature) != 0; }
