@@ -37,9 +37,11 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
 }
 
 static bool fits_budget(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
-    uint64_t budget = pipeline->job.budget_bytes;
+    uint64_t budget = pipeline->job.budget_bytes, bytes = batch->buffer_bytes;
+    // What the buffer will really take: large ones end with a huge page.
+    if (bytes >= FSTI_HUGE_PAGE_BYTES) bytes = fsti_align_up(bytes, FSTI_HUGE_PAGE_BYTES);
     return budget == 0 || pipeline->bytes_in_flight == 0 ||
-           batch->buffer_bytes <= budget - fsti_min(budget, pipeline->bytes_in_flight);
+           bytes <= budget - fsti_min(budget, pipeline->bytes_in_flight);
 }
 
 /// Admits batches while memory allows. The lock is held.

@@ -139,6 +139,29 @@ TEST(random_access_while_streaming_within_a_budget)
     fst_model_close(model);
 }
 
+TEST(budget_counts_whole_huge_pages)
+{
+    fst_model *model = NULL;
+    const uint64_t size = (2 << 20) + 4096, budget = 15 << 20;
+    CHECK_INT(fst_model_open(fixture_tensors("pages", 24, size), NULL, &model, NULL), FST_OK);
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = budget;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    for (uint64_t i = 0; i < 24; i++) {
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        CHECK(fixture_matches(view_of(tensor).data, i * size, size));
+        fst_tensor_unref(tensor);
+    }
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    CHECK(stats.buffer_bytes_peak <= budget);
+    CHECK(stats.buffer_bytes_peak > size); // more than one at a time
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
 TEST(order_of_the_request)
 {
     fst_model *model = open_tensors();
