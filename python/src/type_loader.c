@@ -232,17 +232,22 @@ PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args
     PyObject *items = Py_None;
     request_words words = {
         .mode = "auto", .engine = "auto", .order = "file", .ring = "auto", .numa = "default"};
-    unsigned long long budget = 0;
-    unsigned int threads = 0;
+    long long budget = 0;
+    int threads = 0;
     fst_load_options options = {.struct_size = sizeof options};
     request request = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssIsKppzss:load", names, &items, &words.mode,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzss:load", names, &items, &words.mode,
                                      &words.engine, &threads, &words.order, &budget,
                                      &options.map_read_only, &options.map_populate, &words.dtype,
                                      &words.ring, &words.numa))
         return NULL;
-    options.thread_count = threads;
-    options.budget_bytes = budget;
+    // The integer formats without a sign would take -1 for the largest number.
+    if (threads < 0 || budget < 0) {
+        PyErr_SetString(PyExc_ValueError, "threads and budget must not be negative");
+        return NULL;
+    }
+    options.thread_count = (uint32_t)threads;
+    options.budget_bytes = (uint64_t)budget;
     PyObject *result = NULL;
     if (read_words(&words, &options) && read_dtype(words.dtype, &options) &&
         read_items(state, model, items, &request, &options)) {

@@ -45,6 +45,9 @@ def test_ring_and_numa_can_be_forced(model, torch):
         for numa in ("default", "local", "interleave"):
             loader = core.load(["large"], mode="load", ring=ring, numa=numa)
             assert torch.equal(torch.from_dlpack(loader.item(0)), model[1]["large"])
+    for wrong in ({"threads": -1}, {"budget": -1}):
+        with pytest.raises(ValueError, match="negative"):
+            core.load(**wrong)
     for wrong in ({"ring": "x"}, {"numa": "x"}, {"order": "x"}):
         with pytest.raises(ValueError, match="unknown"):
             core.load(**wrong)
