@@ -82,6 +82,60 @@ class Model:
     ) -> Loader: ...
     def close(self) -> None: ...
 
+# A tensor to save: (name, dtype, shape, address, bytes). Address None: Writer.write() brings it.
+SaveRow = tuple[str, str, Sequence[int], int | None, int]
+
+class Writer:
+    def __init__(
+        self,
+        path: Path | None,
+        tensors: list[SaveRow],
+        metadata: dict[str, str] | None = None,
+        *,
+        promise: str = "quick",
+        order: str = "reference",
+        engine: str = "auto",
+        alignment: int = 0,
+        header_alignment: int = 0,
+        metadata_last: bool = False,
+        file_of: Sequence[int] | None = None,
+        file_count: int = 0,
+        stem: str | None = None,
+        threads: int = 0,
+        progress: Callable[[int, int, int, int], object] | None = None,
+        owners: object = None,
+    ) -> None: ...
+    def write(self, index: int, offset: int, address: int, size: int, /) -> None: ...
+    def map(self, index: int, size: int, /) -> memoryview: ...
+    def finish(self) -> None: ...
+    def commit(self) -> None: ...
+    def close(self) -> None: ...
+    def paths(self) -> list[str]: ...
+    def stats(self) -> dict[str, Any]: ...
+
+def serialize(
+    path: None,
+    tensors: list[SaveRow],
+    metadata: dict[str, str] | None = None,
+    *,
+    order: str = "reference",
+    alignment: int = 0,
+    header_alignment: int = 0,
+    metadata_last: bool = False,
+) -> bytes: ...
+def layout(
+    path: None,
+    tensors: list[SaveRow],
+    metadata: dict[str, str] | None = None,
+    *,
+    order: str = "reference",
+    alignment: int = 0,
+    header_alignment: int = 0,
+    metadata_last: bool = False,
+) -> tuple[bytes, list[int], int, int]: ...
+def assign_shards(
+    sizes: Sequence[int], groups: Sequence[int] | None, limit: int, /
+) -> tuple[list[int], int]: ...
 def dlpack_probe(dtype: str, /) -> Any: ...
 def live_buffers() -> tuple[int, int]: ...
 def keep_memory(size_bytes: int, /) -> None: ...

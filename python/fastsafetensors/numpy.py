@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as _np
 
-from ._core import Model, Tensor
-from ._types import Paths
+from ._core import Model, SafetensorError, Tensor, serialize
+from ._saving import Progress, check_names, save_rows
+from ._types import Path, Paths
 
-__all__ = ["load_file"]
+__all__ = ["load_file", "save", "save_file"]
 
 # Dtypes that numpy lacks and the ml_dtypes package adds.
 _ML_NAMES = {
@@ -20,6 +21,25 @@ _ML_NAMES = {
     "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+
+
+# The format's dtypes by numpy's names, which ml_dtypes' types have as well.
+_FORMAT_NAMES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "uint8": "U8",
+    "int16": "I16",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    **{name: dtype for dtype, name in _ML_NAMES.items()},
 }
 
 
@@ -70,3 +90,65 @@ def load_file(
     finally:
         loader.close()
         model.close()
+
+
+def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
+    """(rows, arrays that keep the memory) of a dict of arrays."""
+    if not isinstance(tensor_dict, dict):
+        raise TypeError(f"expected a dict of str to numpy.ndarray, not {type(tensor_dict)}")
+    check_names(tensor_dict, metadata)
+    rows, owners = [], []
+    for name, given in tensor_dict.items():
+        if not isinstance(given, (_np.ndarray, _np.generic)):
+            raise TypeError(f"`{name}` is no numpy array but {type(given)}")
+        array = _np.asarray(given)
+        dtype = _FORMAT_NAMES.get(array.dtype.name)
+        if dtype is None:
+            known = ", ".join(_FORMAT_NAMES)
+            raise SafetensorError(
+                f'Unknown dtype "{array.dtype.name}". Supported dtypes: {known} (`{name}`)'
+            )
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.flags.c_contiguous:
+            array = _np.ascontiguousarray(array)
+        owners.append(array)
+        address = array.__array_interface__["data"][0]
+        rows.append((name, dtype, array.shape, address, array.nbytes))
+    return rows, owners
+
+
+def save_file(
+    tensor_dict: dict[str, Any],
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    durable: bool = False,
+    alignment: int = 0,
+    engine: str = "auto",
+    progress: Progress | None = None,
+) -> None:
+    """Save arrays to a file; everything as in fastsafetensors.torch.save_file.
+
+    Arrays that are not packed or not in the machine's byte order are normalised. SafetensorError
+    for dtypes that the format lacks.
+    """
+    rows, owners = _make_rows(tensor_dict, metadata)
+    save_rows(
+        filename,
+        rows,
+        metadata,
+        promise="durable" if durable else "quick",
+        alignment=alignment,
+        engine=engine,
+        progress=progress,
+        owners=owners,
+    )
+
+
+def save(tensor_dict: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+    """Return the bytes that save_file would write."""
+    rows, owners = _make_rows(tensor_dict, metadata)
+    result = serialize(None, rows, metadata)
+    del owners
+    return result

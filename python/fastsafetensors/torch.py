@@ -8,52 +8,33 @@ from typing import Any
 
 import torch as _torch
 
-from ._core import DTYPES, Model, Tensor, dlpack_probe
-from ._types import Paths
+from ._core import DTYPES, Model, Tensor, dlpack_probe, serialize
+from ._saving import Progress, save_rows
+from ._torch_state import (
+    TORCH_NAMES,
+    check_tensors,
+    dtype_name,
+    find_tied,
+    make_rows,
+    plain,
+    storage_ptr,
+    storage_size,
+    torch_dtype,
+)
+from ._types import Path, Paths
 
-__all__ = ["load_file", "load_model"]
-
-# The format's dtypes by torch's names. torch has no 6-bit floats: their packed bytes are uint8.
-_TORCH_NAMES = {
-    "BOOL": "bool",
-    "F4": "float4_e2m1fn_x2",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
+__all__ = [
+    "load_file",
+    "load_model",
+    "save",
+    "save_file",
+    "save_model",
+    "storage_ptr",
+    "storage_size",
+]
 
 # The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
 _import_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
-
-
-def torch_dtype(dtype: str) -> Any | None:
-    """torch's dtype for the format's dtype name, or None where this torch has none."""
-    return getattr(_torch, _TORCH_NAMES.get(dtype, "?"), None)
-
-
-def dtype_name(dtype: Any) -> str | None:
-    """Return the format's name of a torch dtype (a name stays one, None is None)."""
-    if dtype is None or isinstance(dtype, str):
-        return dtype
-    for name in _TORCH_NAMES:
-        if torch_dtype(name) is dtype:
-            return name
-    raise ValueError(f"the format has no dtype {dtype}")
 
 
 @cache
@@ -191,7 +172,7 @@ def _place(tensor: Any, dtype: str) -> bool:
         and tensor.is_contiguous()
         and tensor.numel()
         and not tensor.is_quantized
-        and dtype in _TORCH_NAMES
+        and dtype in TORCH_NAMES
         and dtype != "F4"
     )
 
@@ -271,3 +252,78 @@ def load_model(
     finally:
         file.close()
     return missing, unexpected
+
+
+def save_file(
+    tensors: dict[str, Any],
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    durable: bool = False,
+    alignment: int = 0,
+    engine: str = "auto",
+    progress: Progress | None = None,
+) -> None:
+    """Save tensors to a file: {name: torch.Tensor}, on any device.
+
+    The file is byte for byte the reference writer's (its order of metadata keys is random, ours
+    the dict's). It comes into place in one step, when it is complete: until then, and after any
+    error or crash, the old file is there. Permissions of an existing file are kept, symbolic links
+    followed. No tensor is copied that is packed in CPU memory.
+
+    metadata: text only. durable: wait until file and folder are on the device; else a power cut
+    (not a crash) may lose the new file. alignment: begin tensors at multiples of this many bytes.
+    engine: "auto", "buffered", "direct" or "uring". progress: called now and then with
+    (bytes done, bytes in all, tensors done, tensors in all); an exception ends the save.
+
+    ValueError for what is no dense, packed tensor, RuntimeError for tensors that share memory (see
+    save_model), TypeError for names or metadata that are not text, and SafetensorError, which is
+    an OSError as well, for what the system refuses.
+    """
+    check_tensors(tensors, metadata)
+    rows, owners = make_rows(tensors)
+    save_rows(
+        filename,
+        rows,
+        metadata,
+        promise="durable" if durable else "quick",
+        alignment=alignment,
+        engine=engine,
+        progress=progress,
+        owners=owners,
+    )
+
+
+def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+    """Return the bytes that save_file would write."""
+    check_tensors(tensors, metadata)
+    rows, owners = make_rows(tensors)
+    result = serialize(None, rows, metadata)
+    del owners
+    return result
+
+
+def save_model(
+    model: Any,
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,
+    *,
+    durable: bool = False,
+) -> None:
+    """Save a module's parameters and buffers, each shared tensor once.
+
+    Of names that are the same memory one is saved, the others go to the metadata ({left out:
+    kept}); load_model ties them again. force_contiguous: pack tensors that are not, else they are
+    a ValueError.
+    """
+    state = model.state_dict()
+    tied = find_tied(state)
+    if tied:
+        metadata = {**(metadata or {})}
+        for name, kept in tied.items():
+            metadata.setdefault(name, kept)
+    kept_tensors = {name: tensor for name, tensor in state.items() if name not in tied}
+    if force_contiguous:
+        kept_tensors = {name: plain(tensor) for name, tensor in kept_tensors.items()}
+    save_file(kept_tensors, filename, metadata, durable=durable)

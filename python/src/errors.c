@@ -47,7 +47,7 @@ static PyObject *raise_system(const fst_error *error, PyObject *message) {
     int code = error->os_errno;
     if (code == 0 && error->status == FST_E_NOT_REGULAR) code = EINVAL;
     if (code == 0 && error->status == FST_E_NO_TENSORS) code = ENOENT;
-    if (error->os_errno != 0 && error->status != FST_E_IO)
+    if (error->os_errno != 0 && error->status != FST_E_IO && error->status != FST_E_NO_SPACE)
         message = PyUnicode_FromString(strerror(error->os_errno));
     else
         message = Py_NewRef(message);
@@ -83,6 +83,7 @@ PyObject *fstpy_raise(module_state *state, const fst_error *error) {
     case FST_E_PERMISSION:
     case FST_E_NOT_REGULAR:
     case FST_E_NO_TENSORS:
+    case FST_E_NO_SPACE:
     case FST_E_IO: raise_system(error, message); break;
     default:
         if (plain_class != NULL)

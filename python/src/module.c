@@ -56,6 +56,12 @@ static PyMethodDef module_methods[] = {
     {"trim", module_trim, METH_NOARGS, "Gives kept memory back; returns its bytes."},
     {"engines", module_engines, METH_O,
      "[(name, usable, chosen, reason)] for a path, or None for the machine."},
+    {"serialize", (PyCFunction)(void (*)(void))fstpy_serialize, METH_VARARGS | METH_KEYWORDS,
+     "A file's bytes; the arguments are Writer's, the path is not used."},
+    {"layout", (PyCFunction)(void (*)(void))fstpy_layout, METH_VARARGS | METH_KEYWORDS,
+     "(header, offset of each tensor, bytes of the file, filling tensors) without writing."},
+    {"assign_shards", fstpy_assign_shards, METH_VARARGS,
+     "assign_shards(sizes, groups or None, limit) -> (file of each tensor, number of files)."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -92,7 +98,9 @@ static int module_exec(PyObject *module) {
     state->model_type = add_type(module, &fstpy_model_spec);
     state->loader_type = add_type(module, &fstpy_loader_spec);
     state->tensor_type = add_type(module, &fstpy_tensor_spec);
-    return state->model_type == NULL || state->loader_type == NULL || state->tensor_type == NULL
+    state->writer_type = add_type(module, &fstpy_writer_spec);
+    return state->model_type == NULL || state->loader_type == NULL || state->tensor_type == NULL ||
+                   state->writer_type == NULL
                ? -1
                : 0;
 }
@@ -103,6 +111,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->model_type);
     Py_VISIT(state->loader_type);
     Py_VISIT(state->tensor_type);
+    Py_VISIT(state->writer_type);
     return 0;
 }
 
@@ -112,6 +121,7 @@ static int module_clear(PyObject *module) {
     Py_CLEAR(state->model_type);
     Py_CLEAR(state->loader_type);
     Py_CLEAR(state->tensor_type);
+    Py_CLEAR(state->writer_type);
     for (int i = 0; i < FST_DTYPE_COUNT; i++) Py_CLEAR(state->dtype_names[i]);
     return 0;
 }

@@ -11,7 +11,7 @@
 /// State of the module, one per interpreter.
 typedef struct module_state {
     PyObject *error_class; ///< SafetensorError
-    PyTypeObject *model_type, *loader_type, *tensor_type;
+    PyTypeObject *model_type, *loader_type, *tensor_type, *writer_type;
     PyObject *dtype_names[FST_DTYPE_COUNT]; ///< interned str
 } module_state;
 
@@ -38,7 +38,12 @@ PyObject *fstpy_dlpack_probe(PyObject *module, PyObject *dtype_name);
 /// A tuple of int of a shape.
 PyObject *fstpy_shape(const uint64_t *shape, uint32_t rank);
 
-extern PyType_Spec fstpy_model_spec, fstpy_loader_spec, fstpy_tensor_spec;
+extern PyType_Spec fstpy_model_spec, fstpy_loader_spec, fstpy_tensor_spec, fstpy_writer_spec;
+
+/// Functions of the module that save; see _core.pyi.
+PyObject *fstpy_serialize(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *fstpy_layout(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *fstpy_assign_shards(PyObject *module, PyObject *args);
 
 /// The model of a Model object for a call that lets go of the GIL, kept open until
 /// fstpy_model_end() even if another thread closes it meanwhile; NULL with an exception.

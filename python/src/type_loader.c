@@ -57,13 +57,13 @@ static int read_numbers(PyObject *sequence, uint64_t *target, uint32_t rank) {
     return 1;
 }
 
-typedef struct request {
+typedef struct load_request {
     fst_request_item *items;
     uint64_t *numbers;
     size_t number_count, number_capacity;
-} request;
+} load_request;
 
-static void request_clear(request *request) {
+static void request_clear(load_request *request) {
     PyMem_Free(request->items);
     PyMem_Free(request->numbers);
 }
@@ -85,7 +85,7 @@ static int find_item(module_state *state, const fst_model *model, PyObject *name
     return 1;
 }
 
-static int reserve_numbers(request *request, size_t count) {
+static int reserve_numbers(load_request *request, size_t count) {
     if (request->number_count + count <= request->number_capacity) return 1;
     size_t capacity = 2 * (request->number_capacity + count);
     uint64_t *grown = PyMem_Realloc(request->numbers, capacity * sizeof *grown);
@@ -124,7 +124,7 @@ static int is_destination(PyObject *object) {
 /// One item: a name, (name, begin, end) or (name, address, bytes). Slices are kept as places in
 /// `numbers`, which may still move: link_slices() makes pointers of them.
 static int read_item(module_state *state, const fst_model *model, PyObject *object,
-                     request *request, fst_request_item *item) {
+                     load_request *request, fst_request_item *item) {
     uint32_t rank;
     if (PyUnicode_Check(object)) return find_item(state, model, object, item, &rank);
     PyObject *name, *begin, *end;
@@ -141,7 +141,7 @@ static int read_item(module_state *state, const fst_model *model, PyObject *obje
     return 1;
 }
 
-static void link_slices(request *request, size_t item_count) {
+static void link_slices(load_request *request, size_t item_count) {
     for (size_t i = 0; i < item_count; i++) {
         fst_request_item *item = &request->items[i];
         if (item->slice_begin == NULL) continue;
@@ -151,7 +151,7 @@ static void link_slices(request *request, size_t item_count) {
 }
 
 static int read_items(module_state *state, const fst_model *model, PyObject *sequence,
-                      request *request, fst_load_options *options) {
+                      load_request *request, fst_load_options *options) {
     if (sequence == Py_None) return 1;
     Py_ssize_t count = PySequence_Size(sequence);
     if (count < 0) return 0;
@@ -235,7 +235,7 @@ PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args
     long long budget = 0;
     int threads = 0;
     fst_load_options options = {.struct_size = sizeof options};
-    request request = {0};
+    load_request request = {0};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzss:load", names, &items, &words.mode,
                                      &words.engine, &threads, &words.order, &budget,
                                      &options.map_read_only, &options.map_populate, &words.dtype,

@@ -89,6 +89,9 @@ static fst_status status_of_errno(int os_errno) {
     case EPERM: return FST_E_PERMISSION;
     case EISDIR: return FST_E_NOT_REGULAR;
     case ENOMEM: return FST_E_NO_MEMORY;
+    case ENOSPC:
+    case EDQUOT: return FST_E_NO_SPACE;
+    case EROFS: return FST_E_PERMISSION;
     default: return FST_E_IO;
     }
 }

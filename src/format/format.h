@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "dtype/dtype.h"
+#include "fastsafetensors/model.h"
 
 /// The header's length field comes first: 8 bytes, little-endian.
 #define FSTI_FORMAT_LENGTH_BYTES 8u
@@ -107,6 +108,44 @@ typedef struct fsti_index {
 fst_status fsti_index_parse(char *bytes, size_t byte_count, const char *path, uint64_t hash_key,
                             fsti_index *out, fst_error *error);
 void fsti_index_clear(fsti_index *index);
+
+// ---- writing ----
+
+/// One tensor of a header to be written.
+typedef struct fsti_header_entry {
+    const char *name;
+    size_t name_size;
+    fst_dtype dtype;
+    uint32_t rank;
+    const uint64_t *shape;
+    uint64_t begin, end; ///< bytes, relative to the data section
+} fsti_header_entry;
+
+/// A header to be written: `order` lists entries as they are to come.
+typedef struct fsti_header_draft {
+    const fsti_header_entry *entries;
+    const uint32_t *order;
+    size_t entry_count;
+    const fst_metadata_entry *metadata;
+    size_t metadata_count;
+    bool has_metadata, metadata_last;
+    uint64_t alignment_bytes; ///< of the data section's begin; a multiple of 8
+} fsti_header_draft;
+
+/// Writes length field, JSON and padding spaces, byte for byte as the reference writer does.
+/// *out is from fsti_alloc. A header beyond the format's limit is FST_E_HEADER_TOO_LARGE.
+fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t *size_bytes,
+                             fst_error *error);
+
+/// An index as Hugging Face's libraries write it: keys sorted, indented by two, ASCII only.
+/// `names` (NUL-free JSON text is made of any UTF-8) and `files` belong together, one each tensor.
+typedef struct fsti_index_row {
+    const char *name;
+    size_t name_size;
+    const char *file;
+} fsti_index_row;
+fst_status fsti_index_write(const fsti_index_row *rows, size_t row_count, uint64_t total_bytes,
+                            char **out, size_t *size_bytes, fst_error *error);
 
 /// True for well-formed UTF-8 (no surrogates, no overlong forms, at most U+10FFFF); else
 /// *fault_at is the first bad byte.

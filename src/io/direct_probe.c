@@ -35,32 +35,29 @@ static const char *buffered_reason(int fd) {
     return NULL;
 }
 
-/// Opens the same file once more, by its descriptor: the path may name another one by now.
-static int reopen_direct(int fd) {
+int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size) {
+    const char *buffered = buffered_reason(fd);
+    if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
+    if (buffered != NULL) {
+        snprintf(reason, reason_size, "%s", buffered);
+        return -1;
+    }
+    // By its descriptor: the path may name another file by now.
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    return open(link, O_RDONLY | O_CLOEXEC | O_DIRECT);
-}
-
-static void probe_direct(fsti_file *file) {
-    char *reason = file->direct_reason;
-    size_t size = sizeof file->direct_reason;
-    const char *buffered = buffered_reason(file->fd);
-    file->direct_probed = true;
-    if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) {
-        snprintf(reason, size, "switched off");
-    } else if (buffered != NULL) {
-        snprintf(reason, size, "%s", buffered);
-    } else {
-        file->fd_direct = reopen_direct(file->fd);
-        snprintf(reason, size, "%s",
-                 file->fd_direct >= 0 ? "the file system takes O_DIRECT" : strerror(errno));
-    }
+    int direct = open(link, flags | O_CLOEXEC | O_DIRECT);
+    snprintf(reason, reason_size, "%s",
+             direct >= 0 ? "the file system takes O_DIRECT" : strerror(errno));
+    return direct;
 }
 
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     pthread_mutex_lock(&file->lock);
-    if (!file->direct_probed) probe_direct(file);
+    if (!file->direct_probed) {
+        file->direct_probed = true;
+        file->fd_direct = fsti_io_reopen_direct(file->fd, O_RDONLY, file->direct_reason,
+                                                sizeof file->direct_reason);
+    }
     if (reason != NULL) snprintf(reason, reason_size, "%s", file->direct_reason);
     int fd = file->fd_direct;
     pthread_mutex_unlock(&file->lock);

@@ -6,7 +6,7 @@
 
 #include "io_private.h"
 
-static void submit_mapped(void *lane, fsti_read *read) {
+static void submit_mapped(void *lane, fsti_io_op *read) {
     const char *mapping = fsti_io_file_mapping(read->file);
     fsti_io_sync_finish(lane, read, mapping == NULL ? -ENOMEM : (int64_t)read->size,
                         mapping == NULL ? NULL : mapping + read->offset);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The engines that read with pread(2), one read at a time: buffered, and past the page cache.
+/// The engines that read with pread(2), one read at a time: buffered, and past the page cache,
+/// where it also writes with pwrite(2).
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -8,7 +9,7 @@
 
 /// A lane of an engine without a queue: the reads that are finished and not yet reaped.
 typedef struct sync_lane {
-    fsti_read *finished;
+    fsti_io_op *finished;
 } sync_lane;
 
 fst_status fsti_io_sync_lane_open(uint32_t depth, void **lane, fst_error *error) {
@@ -19,7 +20,7 @@ fst_status fsti_io_sync_lane_open(uint32_t depth, void **lane, fst_error *error)
 
 void fsti_io_sync_lane_close(void *lane) { fsti_free(lane); }
 
-void fsti_io_sync_finish(void *lane_pointer, fsti_read *read, int64_t result, const void *data) {
+void fsti_io_sync_finish(void *lane_pointer, fsti_io_op *read, int64_t result, const void *data) {
     sync_lane *lane = lane_pointer;
     read->result = result;
     read->data = data;
@@ -28,22 +29,27 @@ void fsti_io_sync_finish(void *lane_pointer, fsti_read *read, int64_t result, co
     fsti_io_finish(read);
 }
 
-fsti_read *fsti_io_sync_reap(void *lane_pointer) {
+fsti_io_op *fsti_io_sync_reap(void *lane_pointer) {
     sync_lane *lane = lane_pointer;
-    fsti_read *read = lane->finished;
+    fsti_io_op *read = lane->finished;
     if (read != NULL) lane->finished = read->next;
     return read;
 }
 
-static void read_now(void *lane, fsti_read *read, int fd) {
+static void read_now(void *lane, fsti_io_op *read, int fd) {
     ssize_t result = pread(fd, read->buffer, read->size, (off_t)read->offset);
     fsti_io_sync_finish(lane, read, result < 0 ? -errno : result, read->buffer);
 }
 
-static void submit_buffered(void *lane, fsti_read *read) { read_now(lane, read, read->file->fd); }
+static void submit_buffered(void *lane, fsti_io_op *read) { read_now(lane, read, read->file->fd); }
 
-static void submit_direct(void *lane, fsti_read *read) {
-    read_now(lane, read, fsti_io_file_direct(read->file, NULL, 0));
+static void submit_direct(void *lane, fsti_io_op *op) {
+    if (op->write_fd == 0) {
+        read_now(lane, op, fsti_io_file_direct(op->file, NULL, 0));
+        return;
+    }
+    ssize_t result = pwrite(op->write_fd, op->buffer, op->size, (off_t)op->offset);
+    fsti_io_sync_finish(lane, op, result < 0 ? -errno : result, op->buffer);
 }
 
 static bool buffered_usable(fsti_file *file, char *reason, size_t reason_size) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The io_uring engine: many direct reads in flight from one thread, by three system calls of
-/// our own (a library for so little would be one more thing to ship).
-/// Layout and ordering rules: io_uring(7), io_uring_setup(2), io_uring_enter(2).
+/// The io_uring engine: many direct reads or writes in flight from one thread, by three system
+/// calls of our own (a library for so little would be one more thing to ship). Layout and ordering
+/// rules: io_uring(7), io_uring_setup(2), io_uring_enter(2).
 #include <errno.h>
 #include <linux/io_uring.h>
 #include <stdio.h>
@@ -104,18 +104,19 @@ static void close_lane(void *lane_pointer) {
     fsti_free(lane);
 }
 
-static void submit_read(void *lane_pointer, fsti_read *read) {
+static void submit_op(void *lane_pointer, fsti_io_op *op) {
     uring_lane *lane = lane_pointer;
     unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed);
     unsigned slot = tail & lane->submit_mask;
     struct io_uring_sqe *entry = &lane->entries[slot];
     memset(entry, 0, sizeof *entry);
-    entry->opcode = IORING_OP_READ;
-    entry->fd = fsti_io_file_direct(read->file, NULL, 0);
-    entry->addr = (uint64_t)(uintptr_t)read->buffer;
-    entry->len = (uint32_t)read->size;
-    entry->off = read->offset;
-    entry->user_data = (uint64_t)(uintptr_t)read;
+    bool is_write = op->write_fd != 0;
+    entry->opcode = is_write ? IORING_OP_WRITE : IORING_OP_READ;
+    entry->fd = is_write ? op->write_fd : fsti_io_file_direct(op->file, NULL, 0);
+    entry->addr = (uint64_t)(uintptr_t)op->buffer;
+    entry->len = (uint32_t)op->size;
+    entry->off = op->offset;
+    entry->user_data = (uint64_t)(uintptr_t)op;
     lane->submit_array[slot] = slot;
     atomic_store_explicit(lane->submit_tail, tail + 1, memory_order_release);
     lane->unsubmitted++;
@@ -134,19 +135,19 @@ static int enter_kernel(uring_lane *lane, bool must_wait) {
     return errno == EINTR || errno == EAGAIN || errno == EBUSY ? 0 : errno;
 }
 
-/// Takes back the last queued read of a broken ring.
-static fsti_read *fail_unsubmitted(uring_lane *lane, int os_errno) {
+/// Takes back the last queued operation of a broken ring.
+static fsti_io_op *fail_unsubmitted(uring_lane *lane, int os_errno) {
     unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed) - 1;
-    fsti_read *read = (fsti_read *)(uintptr_t)lane->entries[tail & lane->submit_mask].user_data;
+    fsti_io_op *op = (fsti_io_op *)(uintptr_t)lane->entries[tail & lane->submit_mask].user_data;
     atomic_store_explicit(lane->submit_tail, tail, memory_order_release);
     lane->unsubmitted--;
     lane->in_flight--;
-    read->result = -os_errno;
-    read->data = read->buffer;
-    return read;
+    op->result = -os_errno;
+    op->data = op->buffer;
+    return op;
 }
 
-static fsti_read *reap_read(void *lane_pointer) {
+static fsti_io_op *reap_op(void *lane_pointer) {
     uring_lane *lane = lane_pointer;
     if (lane->in_flight == 0) return NULL;
     unsigned head = atomic_load_explicit(lane->complete_head, memory_order_relaxed);
@@ -161,13 +162,13 @@ static fsti_read *reap_read(void *lane_pointer) {
         if (!is_empty) break;
     }
     const struct io_uring_cqe *completion = &lane->completions[head & lane->complete_mask];
-    fsti_read *read = (fsti_read *)(uintptr_t)completion->user_data;
-    read->result = completion->res;
-    read->data = read->buffer;
+    fsti_io_op *op = (fsti_io_op *)(uintptr_t)completion->user_data;
+    op->result = completion->res;
+    op->data = op->buffer;
     atomic_store_explicit(lane->complete_head, head + 1, memory_order_release);
     lane->in_flight--;
-    fsti_io_finish(read);
-    return read;
+    fsti_io_finish(op);
+    return op;
 }
 
 static bool uring_usable(fsti_file *file, char *reason, size_t reason_size) {
@@ -182,6 +183,6 @@ const fsti_io_engine fsti_io_engine_uring = {
     .usable = uring_usable,
     .lane_open = open_lane,
     .lane_close = close_lane,
-    .submit = submit_read,
-    .reap = reap_read,
+    .submit = submit_op,
+    .reap = reap_op,
 };

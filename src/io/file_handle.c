@@ -88,10 +88,10 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
                           fst_error *error) {
     *got = 0;
     while (*got < size) {
-        fsti_read read = {.file = file,
-                          .offset = offset + *got,
-                          .size = size - *got,
-                          .buffer = (char *)target + *got};
+        fsti_io_op read = {.file = file,
+                           .offset = offset + *got,
+                           .size = size - *got,
+                           .buffer = (char *)target + *got};
         ssize_t result = pread(file->fd, read.buffer, read.size, (off_t)read.offset);
         read.result = result < 0 ? -errno : result;
         fsti_io_finish(&read);

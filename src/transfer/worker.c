@@ -14,7 +14,7 @@
 
 /// One read in flight and what it is for.
 typedef struct io_block {
-    fsti_read read; ///< first: a finished read is its block
+    fsti_io_op read; ///< first: a finished read is its block
     uint32_t chunk;
     uint64_t begin, end; ///< bytes of the file wanted of it
     uint64_t needed_end; ///< what must be read: a unit of a conversion may reach beyond `end`
@@ -141,7 +141,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
     if (reads_to_place(pipeline, lane, block->chunk))
         block->target = pipeline->batches[extent->batch].buffer->data +
                         (extent->buffer_offset + begin - extent->begin);
-    block->read = (fsti_read){.file = pipeline->job.files[extent->file],
+    block->read = (fsti_io_op){.file = pipeline->job.files[extent->file],
                               .offset = begin,
                               .size = (size_t)(end - begin),
                               .buffer = block->target};
@@ -200,7 +200,7 @@ static fst_status short_read(const fsti_pipeline *pipeline, const io_block *bloc
 /// Looks at a finished read. *again: part of it, or all of it, has to be read once more.
 static fst_status check_result(worker *self, const io_lane *lane, io_block *block, bool *again,
                                fst_error *error) {
-    fsti_read *read = &block->read;
+    fsti_io_op *read = &block->read;
     *again = read->result == -EINTR || read->result == -EAGAIN;
     if (*again) return FST_OK;
     if (read->result < 0) {

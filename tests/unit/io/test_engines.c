@@ -33,14 +33,14 @@ static void read_everywhere(const fsti_io_engine *engine) {
     void *lane;
     CHECK_INT(engine->lane_open(DEPTH, &lane, NULL), FST_OK);
     char *memory = aligned_alloc(4096, DEPTH * 8192);
-    fsti_read reads[DEPTH];
+    fsti_io_op reads[DEPTH];
     for (int i = 0; i < DEPTH; i++) {
-        reads[i] = (fsti_read){
+        reads[i] = (fsti_io_op){
             .file = file, .offset = (uint64_t)i * 16384, .size = 8192, .buffer = memory + i * 8192};
         engine->submit(lane, &reads[i]);
     }
     for (int i = 0; i < DEPTH; i++) {
-        fsti_read *read = engine->reap(lane);
+        fsti_io_op *read = engine->reap(lane);
         CHECK(read != NULL);
         CHECK_INT(read->result, 8192);
         uint64_t skip = read->offset == 0 ? 8 : 0;

@@ -128,7 +128,7 @@ TEST(ring_is_chosen_by_measurement)
 static atomic_int fault_kind, fault_countdown;
 enum { FAULT_NONE, FAULT_SHORT, FAULT_EINTR, FAULT_EIO, FAULT_END, FAULT_SLOW };
 
-static void inject(fsti_read *read) {
+static void inject(fsti_io_op *read) {
     int kind = atomic_load(&fault_kind);
     if (kind == FAULT_NONE) return;
     if (kind == FAULT_SLOW) usleep(2000);

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Saving tensors: one file or a sharded set, from memory or as a stream, all or nothing.
+#ifndef FASTSAFETENSORS_WRITER_H
+#define FASTSAFETENSORS_WRITER_H
+
+#include "base.h"
+#include "dtype.h"
+#include "loader.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// A save in progress. Nothing of it is seen under the target's name before
+/// fst_writer_commit(): until then the old file is there, from then on the new one.
+/// fst_writer_write() may be called from many threads at once; of the others, one at a time.
+typedef struct fst_writer fst_writer;
+
+/// What a save promises once it has returned FST_OK. Either way a crash of the program leaves the
+/// old file or the new one, whole.
+typedef enum fst_save_promise {
+    FST_SAVE_QUICK,   ///< the kernel has the bytes; a power cut may still lose them
+    FST_SAVE_DURABLE, ///< the device has them: file and folder are synced
+    FST_SAVE_PROMISE_COUNT
+} fst_save_promise;
+
+/// The order of tensors in the file.
+typedef enum fst_save_order {
+    FST_SAVE_ORDER_REFERENCE, ///< as the reference writer: by dtype (largest first), then by name
+    FST_SAVE_ORDER_NAME,      ///< by name, bytewise
+    FST_SAVE_ORDER_GIVEN,     ///< as the caller lists them
+    FST_SAVE_ORDER_COUNT
+} fst_save_order;
+
+/// How bytes go to the disk.
+typedef enum fst_save_engine {
+    FST_SAVE_ENGINE_AUTO,     ///< durable: past the page cache where that works; quick: through it
+    FST_SAVE_ENGINE_BUFFERED, ///< writes through the page cache
+    FST_SAVE_ENGINE_DIRECT,   ///< writes past it (O_DIRECT), one at a time
+    FST_SAVE_ENGINE_URING,    ///< writes past it, many in flight
+    FST_SAVE_ENGINE_COUNT
+} fst_save_engine;
+
+/// One tensor to save. The strings, the shape and `data` are the caller's; all but `data` may go
+/// when the opening call has returned, `data` must stay until the writer is closed.
+typedef struct fst_save_tensor {
+    const char *name; ///< UTF-8; any but "__metadata__", each once
+    size_t name_size; ///< bytes; SIZE_MAX: NUL-terminated
+    fst_dtype dtype;
+    uint32_t rank;
+    const uint64_t *shape; ///< elements; the product times the dtype's bits must be whole bytes
+    const void *data;      ///< row-major, packed; NULL: fst_writer_write() brings the bytes
+    uint32_t file_index;   ///< which file of a set (file_count > 0), else 0
+} fst_save_tensor;
+
+/// How to save. Everything but struct_size may be zero.
+typedef struct fst_save_options {
+    size_t struct_size; ///< sizeof(fst_save_options)
+    fst_save_promise promise;
+    fst_save_order order;
+    fst_save_engine engine;
+    /// Where tensors begin in the file: at multiples of this (a power of two up to 1 MiB). The
+    /// format allows no holes, so what must be filled is filled with U8 tensors "__padding__.N";
+    /// with the reference order, tensors that need no filling come first. 0: packed, as the
+    /// reference writer does.
+    uint64_t alignment_bytes;
+    /// Bytes before the data section are a multiple of this (a multiple of 8); 0: alignment_bytes,
+    /// at least 8. Spaces fill it.
+    uint64_t header_alignment_bytes;
+    const fst_metadata_entry *metadata; ///< sizes may be SIZE_MAX: NUL-terminated
+    size_t metadata_count;
+    int has_metadata;  ///< 1: write __metadata__ even without entries
+    int metadata_last; ///< 1: __metadata__ ends the header; 0: it begins it
+    /// 0: `path` is a file. Else `path` is a folder (made if missing) that gets this many files:
+    /// "<stem>-00001-of-0000N.safetensors" and "<stem>.safetensors.index.json", or, of one file,
+    /// "<stem>.safetensors" alone. The index comes into place last; files of an earlier set of
+    /// the same stem go after that.
+    uint32_t file_count;
+    const char *stem;      ///< NULL: "model"
+    uint32_t thread_count; ///< for sets; 0: as many as the process may use
+    /// Called as bytes are written, from the thread that saves; non-zero cancels.
+    fst_progress_callback progress;
+    void *progress_context;
+} fst_save_options;
+
+/// What a save did and why.
+typedef struct fst_save_stats {
+    size_t struct_size; ///< sizeof(fst_save_stats), set by the caller
+    char engine[16];    ///< "buffered", "direct" or "uring"
+    char reason[256];
+    uint32_t file_count;
+    size_t tensor_count;
+    size_t padding_count;   ///< filling tensors that alignment_bytes made
+    uint64_t bytes_total;   ///< of all files, headers included
+    uint64_t bytes_written; ///< by write operations
+    uint64_t bytes_direct;  ///< of them past the page cache
+    uint64_t bytes_staged;  ///< of them copied to a slot first
+    uint64_t write_count;
+    uint64_t sync_count;  ///< fsync calls, of files and folders
+    uint64_t stage_bytes; ///< memory of the slots
+    uint64_t total_ns;    ///< from open to commit
+    uint64_t sync_ns;     ///< of it in fsync
+} fst_save_stats;
+
+/// Begins a save: lays the file or files out, makes them under hidden names beside the target and
+/// reserves their space, so that a full disk is noticed here (FST_E_NO_SPACE). A symbolic link is
+/// followed; an existing file's permissions are kept; one that may not be written to, or that is no
+/// regular file, is an error. On success *out is the caller's.
+FST_API FST_NODISCARD fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors,
+                                                 size_t tensor_count,
+                                                 const fst_save_options *options, fst_writer **out,
+                                                 fst_error *error);
+
+/// Writes bytes [offset, offset + size_bytes) of a tensor that came without data. Each byte once,
+/// in any order; in the order of the file it is fastest. `data` may be reused afterwards.
+FST_API FST_NODISCARD fst_status fst_writer_write(fst_writer *writer, size_t tensor_index,
+                                                  uint64_t offset, const void *data,
+                                                  size_t size_bytes, fst_error *error);
+
+/// Gives the bytes of a tensor that came without data as memory of the file itself, to be filled
+/// before fst_writer_finish(). It goes when the writer is finished or closed.
+FST_API FST_NODISCARD fst_status fst_writer_map(fst_writer *writer, size_t tensor_index, void **out,
+                                                fst_error *error);
+
+/// Writes what came with data, checks that no byte is missing (FST_E_ARGUMENT names the tensor) and
+/// syncs if so promised. Nothing has its name yet: several writers can be finished before the
+/// first is committed.
+FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error *error);
+
+/// Finishes if need be and puts the files in place. On failure the old ones stay.
+FST_API FST_NODISCARD fst_status fst_writer_commit(fst_writer *writer, fst_error *error);
+
+/// Ends a save; one that was not committed leaves nothing behind. NULL is allowed.
+FST_API void fst_writer_close(fst_writer *writer);
+
+/// The path of file `file_index`, or of the index (file_index == file count, of sets of several
+/// files); NULL when there is none. It belongs to the writer.
+FST_API const char *fst_writer_path(const fst_writer *writer, uint32_t file_index);
+
+FST_API FST_NODISCARD fst_status fst_writer_stats_get(const fst_writer *writer,
+                                                      fst_save_stats *stats, fst_error *error);
+
+/// Saves tensors that all have data: open, commit, close. `stats` may be NULL.
+FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tensor *tensors,
+                                          size_t tensor_count, const fst_save_options *options,
+                                          fst_save_stats *stats, fst_error *error);
+
+/// Splits tensors into files of at most `file_bytes_max` bytes as Hugging Face's libraries do: in
+/// the order given, a new file when the next tensor would not fit, a larger one alone in a file at
+/// that point. Tensors of the same non-zero `groups` number (shared memory) go where the first of
+/// them is and count once. `groups` may be NULL. file_of[i]: 0 .. *file_count - 1.
+FST_API FST_NODISCARD fst_status fst_shards_assign(const uint64_t *sizes, const uint64_t *groups,
+                                                   size_t tensor_count, uint64_t file_bytes_max,
+                                                   uint32_t *file_of, uint32_t *file_count,
+                                                   fst_error *error);
+
+/// The layout of one file without writing it: for saves to memory and for previews.
+typedef struct fst_layout fst_layout;
+FST_API FST_NODISCARD fst_status fst_layout_open(const fst_save_tensor *tensors,
+                                                 size_t tensor_count,
+                                                 const fst_save_options *options, fst_layout **out,
+                                                 fst_error *error);
+/// The bytes before the data section (length field, JSON, padding); they belong to the layout.
+FST_API const char *fst_layout_header(const fst_layout *layout, size_t *size_bytes);
+/// Where tensor `tensor_index` begins and how large it is, counted from the start of the file.
+FST_API FST_NODISCARD fst_status fst_layout_tensor(const fst_layout *layout, size_t tensor_index,
+                                                   uint64_t *offset, uint64_t *size_bytes,
+                                                   fst_error *error);
+/// Bytes of the whole file, and filling tensors in it. 0 for NULL.
+FST_API uint64_t fst_layout_file_bytes(const fst_layout *layout);
+FST_API size_t fst_layout_padding_count(const fst_layout *layout);
+FST_API void fst_layout_close(fst_layout *layout);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

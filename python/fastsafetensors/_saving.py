@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all front ends share when they save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ._core import SafetensorError, Writer
+from ._types import Path
+
+# (bytes done, bytes in all, tensors done, tensors in all)
+Progress = Callable[[int, int, int, int], object]
+
+
+class SerializationError(SafetensorError, OSError):
+    """The system refused a save: caught by ``except SafetensorError`` and ``except OSError``."""
+
+    def __str__(self) -> str:
+        """Return the message, as the reference words it."""
+        return f"Error while serializing: I/O error: {self.strerror}"
+
+
+def check_names(names: Any, metadata: Any) -> None:
+    """Raise TypeError for names or metadata that are not text."""
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"tensor names must be str, not {type(name).__name__}: {name!r}")
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict):
+        raise TypeError(f"metadata must be a dict of str to str, not {type(metadata).__name__}")
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata must be a dict of str to str: {key!r}: {value!r}")
+
+
+def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **options: Any) -> Any:
+    """Write rows to a file, or to a set of files in a folder; return (paths, statistics)."""
+    try:
+        writer = Writer(path, rows, metadata, **options)
+        try:
+            writer.commit()
+            return writer.paths(), writer.stats()
+        finally:
+            writer.close()
+    except OSError as error:
+        text = error.strerror or str(error)
+        if error.filename:
+            text = f'{text} at path "{error.filename}"'
+        raise SerializationError(error.errno, text) from error
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of 5000, "5GB" (10^9 to the unit) or "5GiB" (2^30)."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size <= 0:
+            raise ValueError(f"a size must be positive, not {size}")
+        return size
+    units = {
+        **{unit: 1000**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB"))},
+        **{unit: 1024**power for power, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB"))},
+    }
+    text = size.strip().upper() if isinstance(size, str) else ""
+    digits = text.rstrip("BIKMGT ")
+    unit = text[len(digits) :].strip()
+    try:
+        value = float(digits) * units[unit]
+    except (ValueError, KeyError):
+        raise ValueError(f"not a size: {size!r}; say 5000000000, '5GB' or '5GiB'") from None
+    if not 1 <= value < 2**63:
+        raise ValueError(f"a size must be positive and finite, not {size!r}")
+    return int(value)

@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Writer: a save in progress; and the functions that save, lay out and assign in one call.
+#include "module.h"
+
+#include <string.h>
+#include <time.h>
+
+/// PyBUF_WRITE, which the headers of the limited API of 3.10 leave out.
+#define MEMORY_WRITABLE 0x200
+
+/// How often a long save looks for Ctrl-C and tells its progress.
+#define REPORT_NS ((int64_t)50 * 1000 * 1000)
+
+typedef struct writer_object {
+    PyObject_HEAD fst_writer *writer;
+    PyObject *owners;     ///< what keeps the tensors' memory
+    PyObject *progress;   ///< callable or NULL
+    PyObject *pending[3]; ///< an exception of `progress`, or Ctrl-C
+    int64_t reported_ns;
+    int uses;
+    int is_closed;
+} writer_object;
+
+// ---- requests ----
+
+/// Everything that the C call points to, in few blocks.
+typedef struct save_request {
+    fst_save_options options;
+    fst_save_tensor *tensors;
+    size_t tensor_count;
+    uint64_t *numbers; ///< shapes
+    size_t number_count, number_capacity;
+    fst_metadata_entry *metadata;
+} save_request;
+
+static void clear_request(save_request *request) {
+    PyMem_Free(request->tensors);
+    PyMem_Free(request->numbers);
+    PyMem_Free(request->metadata);
+}
+
+static int find_dtype(const module_state *state, PyObject *name, fst_dtype *out) {
+    for (int i = 0; i < FST_DTYPE_COUNT; i++) {
+        // Nearly always the very string of DTYPES.
+        *out = (fst_dtype)i;
+        if (name == state->dtype_names[i]) return 1;
+    }
+    for (int i = 0; PyUnicode_Check(name) && i < FST_DTYPE_COUNT; i++) {
+        *out = (fst_dtype)i;
+        if (PyUnicode_Compare(name, state->dtype_names[i]) == 0) return 1;
+    }
+    PyErr_Format(PyExc_ValueError, "unknown dtype %R", name);
+    return 0;
+}
+
+/// Appends a shape's numbers; pointers are set once all are there.
+static int read_shape(save_request *request, PyObject *shape, uint32_t *rank) {
+    Py_ssize_t count = PySequence_Size(shape);
+    if (count < 0) return 0;
+    if (request->number_count + (size_t)count > request->number_capacity) {
+        size_t capacity = 2 * request->number_capacity + (size_t)count + 64;
+        uint64_t *grown = PyMem_Realloc(request->numbers, capacity * sizeof *grown);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return 0;
+        }
+        request->numbers = grown;
+        request->number_capacity = capacity;
+    }
+    *rank = (uint32_t)count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *number = PySequence_GetItem(shape, i);
+        uint64_t value = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) return 0;
+        request->numbers[request->number_count++] = value;
+    }
+    return 1;
+}
+
+/// (name, dtype, shape, address or None, bytes).
+static int read_tensor(const module_state *state, save_request *request, PyObject *row,
+                       fst_save_tensor *tensor) {
+    if (!PyTuple_Check(row) || PyTuple_Size(row) != 5) {
+        PyErr_SetString(PyExc_TypeError, "a tensor is (name, dtype, shape, address, bytes)");
+        return 0;
+    }
+    Py_ssize_t size;
+    tensor->name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(row, 0), &size);
+    if (tensor->name == NULL) return 0;
+    tensor->name_size = (size_t)size;
+    PyObject *address = PyTuple_GetItem(row, 3);
+    if (!find_dtype(state, PyTuple_GetItem(row, 1), &tensor->dtype) ||
+        !read_shape(request, PyTuple_GetItem(row, 2), &tensor->rank))
+        return 0;
+    if (address != Py_None) tensor->data = PyLong_AsVoidPtr(address);
+    return PyErr_Occurred() == NULL;
+}
+
+/// What the caller says that a tensor has must be what shape and dtype make of it: the address is
+/// read that far.
+static int check_bytes(const fst_save_tensor *tensor, PyObject *bytes_object) {
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(bytes_object), bits = 0, count = 1;
+    if (PyErr_Occurred()) return 0;
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        if (__builtin_mul_overflow(count, tensor->shape[i], &count)) count = UINT64_MAX;
+    if (!__builtin_mul_overflow(count, fst_dtype_bits(tensor->dtype), &bits) && bits / 8 == bytes)
+        return 1;
+    PyErr_Format(PyExc_ValueError, "%s: %s of that shape has not %llu bytes", tensor->name,
+                 fst_dtype_name(tensor->dtype), bytes);
+    return 0;
+}
+
+static int read_tensors(const module_state *state, PyObject *rows, save_request *request) {
+    Py_ssize_t count = PySequence_Size(rows);
+    if (count < 0) return 0;
+    request->tensors = PyMem_Calloc((size_t)count + 1, sizeof *request->tensors);
+    if (request->tensors == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    request->tensor_count = (size_t)count;
+    // `rows` is a list that nobody else changes: its items stay while borrowed.
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!read_tensor(state, request, PyList_GetItem(rows, i), &request->tensors[i])) return 0;
+    const uint64_t *numbers = request->numbers;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        fst_save_tensor *tensor = &request->tensors[i];
+        tensor->shape = numbers;
+        numbers += tensor->rank;
+        if (!check_bytes(tensor, PyTuple_GetItem(PyList_GetItem(rows, i), 4))) return 0;
+        // Bytes that are there, even where there are none to be read.
+        if (tensor->data == NULL && PyTuple_GetItem(PyList_GetItem(rows, i), 3) != Py_None)
+            tensor->data = "";
+    }
+    return 1;
+}
+
+static int read_pair(PyObject *key, PyObject *value, fst_metadata_entry *entry) {
+    Py_ssize_t key_size, value_size;
+    entry->key = PyUnicode_AsUTF8AndSize(key, &key_size);
+    entry->value = entry->key == NULL ? NULL : PyUnicode_AsUTF8AndSize(value, &value_size);
+    if (entry->value == NULL) return 0;
+    entry->key_size = (size_t)key_size;
+    entry->value_size = (size_t)value_size;
+    return 1;
+}
+
+static int read_metadata(PyObject *metadata, save_request *request) {
+    if (metadata == Py_None) return 1;
+    if (!PyDict_Check(metadata)) {
+        PyErr_SetString(PyExc_TypeError, "metadata must be a dict of str to str");
+        return 0;
+    }
+    Py_ssize_t at = 0;
+    size_t count = 0;
+    PyObject *key, *value;
+    request->metadata = PyMem_Calloc((size_t)PyDict_Size(metadata) + 1, sizeof *request->metadata);
+    if (request->metadata == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    while (PyDict_Next(metadata, &at, &key, &value))
+        if (!read_pair(key, value, &request->metadata[count++])) return 0;
+    request->options.metadata = request->metadata;
+    request->options.metadata_count = count;
+    request->options.has_metadata = 1;
+    return 1;
+}
+
+static int read_files(PyObject *file_of, save_request *request) {
+    if (file_of == Py_None) return 1;
+    if (PySequence_Size(file_of) != (Py_ssize_t)request->tensor_count) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "file_of: a number a tensor");
+        return 0;
+    }
+    for (size_t i = 0; i < request->tensor_count; i++) {
+        PyObject *number = PySequence_GetItem(file_of, (Py_ssize_t)i);
+        unsigned long value = number == NULL ? 0 : PyLong_AsUnsignedLong(number);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) return 0;
+        request->tensors[i].file_index = (uint32_t)value;
+    }
+    return 1;
+}
+
+static int find_word(const char *word, const char *const *words, int count, const char *what) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
+    return -1;
+}
+
+static int read_words(const char *promise, const char *order, const char *engine,
+                      fst_save_options *options) {
+    static const char *const promises[] = {"quick", "durable"};
+    static const char *const orders[] = {"reference", "name", "given"};
+    static const char *const engines[] = {"auto", "buffered", "direct", "uring"};
+    int promise_at = find_word(promise, promises, FST_SAVE_PROMISE_COUNT, "promise");
+    int order_at = promise_at < 0 ? -1 : find_word(order, orders, FST_SAVE_ORDER_COUNT, "order");
+    int engine_at = order_at < 0 ? -1 : find_word(engine, engines, FST_SAVE_ENGINE_COUNT, "engine");
+    if (engine_at < 0) return 0;
+    options->promise = (fst_save_promise)promise_at;
+    options->order = (fst_save_order)order_at;
+    options->engine = (fst_save_engine)engine_at;
+    return 1;
+}
+
+/// What the caller passes besides path and tensors, the same for all entry points.
+typedef struct save_arguments {
+    PyObject *path, *rows, *owners, *progress;
+} save_arguments;
+
+static int read_request(const module_state *state, PyObject *args, PyObject *kwargs,
+                        save_arguments *arguments, save_request *request) {
+    static char *names[] = {"path",          "tensors",  "metadata",   "promise",
+                            "order",         "engine",   "alignment",  "header_alignment",
+                            "metadata_last", "file_of",  "file_count", "stem",
+                            "threads",       "progress", "owners",     NULL};
+    PyObject *metadata = Py_None, *file_of = Py_None;
+    const char *promise = "quick", *order = "reference", *engine = "auto";
+    fst_save_options *options = &request->options;
+    unsigned long long alignment = 0, header_alignment = 0;
+    unsigned file_count = 0, threads = 0;
+    *arguments = (save_arguments){Py_None, NULL, Py_None, Py_None};
+    options->struct_size = sizeof *options;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|O$sssKKpOIzIOO:save", names,
+                                     &arguments->path, &PyList_Type, &arguments->rows, &metadata,
+                                     &promise, &order, &engine, &alignment, &header_alignment,
+                                     &options->metadata_last, &file_of, &file_count, &options->stem,
+                                     &threads, &arguments->progress, &arguments->owners))
+        return 0;
+    options->alignment_bytes = alignment;
+    options->header_alignment_bytes = header_alignment;
+    options->file_count = file_count;
+    options->thread_count = threads;
+    return read_words(promise, order, engine, options) &&
+           read_tensors(state, arguments->rows, request) && read_metadata(metadata, request) &&
+           read_files(file_of, request);
+}
+
+// ---- progress and signals ----
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/// Keeps the exception for the call that waits, which may be another thread's; the first one stays.
+static void keep_exception(writer_object *object) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    if (object->pending[0] == NULL) {
+        object->pending[0] = kind;
+        object->pending[1] = value;
+        object->pending[2] = trace;
+        return;
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+}
+
+/// Called without the GIL, often: takes it now and then only.
+static int report(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                  size_t tensors_total) {
+    writer_object *object = context;
+    int64_t now = now_ns();
+    if (now - object->reported_ns < REPORT_NS && done < total) return 0;
+    object->reported_ns = now;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int stop = PyErr_CheckSignals() != 0;
+    if (!stop && object->progress != NULL) {
+        PyObject *result = PyObject_CallFunction(
+            object->progress, "KKnn", (unsigned long long)done, (unsigned long long)total,
+            (Py_ssize_t)tensors_done, (Py_ssize_t)tensors_total);
+        stop = result == NULL;
+        Py_XDECREF(result);
+    }
+    if (stop) keep_exception(object);
+    PyGILState_Release(gil);
+    return stop;
+}
+
+/// What a call has come to: None, or the exception.
+static PyObject *finish_call(PyObject *self, fst_status status, const fst_error *error) {
+    writer_object *object = (writer_object *)self;
+    if (status == FST_OK) Py_RETURN_NONE;
+    if (object->pending[0] == NULL) return fstpy_raise(fstpy_state(Py_TYPE(self)), error);
+    PyErr_Restore(object->pending[0], object->pending[1], object->pending[2]);
+    memset(object->pending, 0, sizeof object->pending);
+    return NULL;
+}
+
+// ---- the object ----
+
+static fst_writer *begin_use(PyObject *self) {
+    writer_object *object = (writer_object *)self;
+    if (object->is_closed) {
+        PyErr_SetString(fstpy_state(Py_TYPE(self))->error_class, "Writer is closed");
+        return NULL;
+    }
+    object->uses++;
+    return object->writer;
+}
+
+static void close_unused(writer_object *object) {
+    fst_writer *writer = object->writer;
+    if (!object->is_closed || object->uses > 0) return;
+    object->writer = NULL;
+    Py_BEGIN_ALLOW_THREADS fst_writer_close(writer);
+    Py_END_ALLOW_THREADS Py_CLEAR(object->owners);
+    Py_CLEAR(object->progress);
+}
+
+static void end_use(PyObject *self) {
+    writer_object *object = (writer_object *)self;
+    object->uses--;
+    close_unused(object);
+}
+
+static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    module_state *state = fstpy_state(type);
+    save_request request = {0};
+    save_arguments arguments;
+    PyObject *path = NULL, *self = NULL;
+    if (read_request(state, args, kwargs, &arguments, &request) &&
+        PyUnicode_FSConverter(arguments.path, &path))
+        self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self != NULL) {
+        writer_object *object = (writer_object *)self;
+        fst_error error;
+        fst_status status;
+        object->owners = Py_NewRef(arguments.owners);
+        if (arguments.progress != Py_None) object->progress = Py_NewRef(arguments.progress);
+        object->reported_ns = now_ns();
+        request.options.progress = report;
+        request.options.progress_context = object;
+        const char *name = PyBytes_AsString(path);
+        Py_BEGIN_ALLOW_THREADS status = fst_writer_open(name, request.tensors, request.tensor_count,
+                                                        &request.options, &object->writer, &error);
+        Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
+        if (status != FST_OK) {
+            fstpy_raise(state, &error);
+            Py_CLEAR(self);
+        }
+    }
+    Py_XDECREF(path);
+    clear_request(&request);
+    return self;
+}
+
+static void writer_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    writer_object *object = (writer_object *)self;
+    object->is_closed = 1;
+    close_unused(object);
+    for (int i = 0; i < 3; i++) Py_XDECREF(object->pending[i]);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+/// By address: buffers of Python's are not in the limited API of 3.10.
+static PyObject *writer_write(PyObject *self, PyObject *args) {
+    Py_ssize_t index, size;
+    unsigned long long offset, address;
+    if (!PyArg_ParseTuple(args, "nKKn:write", &index, &offset, &address, &size)) return NULL;
+    fst_writer *writer = begin_use(self);
+    if (writer == NULL) return NULL;
+    fst_error error;
+    fst_status status;
+    const void *data = (const void *)(uintptr_t)address;
+    Py_BEGIN_ALLOW_THREADS status =
+        fst_writer_write(writer, (size_t)index, offset, data, (size_t)size, &error);
+    Py_END_ALLOW_THREADS PyObject *result = finish_call(self, status, &error);
+    end_use(self);
+    return result;
+}
+
+static PyObject *writer_map(PyObject *self, PyObject *args) {
+    Py_ssize_t index, size;
+    if (!PyArg_ParseTuple(args, "nn:map", &index, &size)) return NULL;
+    fst_writer *writer = begin_use(self);
+    if (writer == NULL) return NULL;
+    fst_error error;
+    void *address;
+    fst_status status = fst_writer_map(writer, (size_t)index, &address, &error);
+    end_use(self);
+    if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    return PyMemoryView_FromMemory(address, size, MEMORY_WRITABLE);
+}
+
+typedef fst_status (*writer_step)(fst_writer *writer, fst_error *error);
+
+static PyObject *run_step(PyObject *self, writer_step step) {
+    fst_writer *writer = begin_use(self);
+    if (writer == NULL) return NULL;
+    fst_error error;
+    fst_status status;
+    Py_BEGIN_ALLOW_THREADS status = step(writer, &error);
+    Py_END_ALLOW_THREADS PyObject *result = finish_call(self, status, &error);
+    end_use(self);
+    return result;
+}
+
+static PyObject *writer_finish(PyObject *self, PyObject *none) {
+    (void)none;
+    return run_step(self, fst_writer_finish);
+}
+
+static PyObject *writer_commit(PyObject *self, PyObject *none) {
+    (void)none;
+    return run_step(self, fst_writer_commit);
+}
+
+static PyObject *writer_close(PyObject *self, PyObject *none) {
+    (void)none;
+    writer_object *object = (writer_object *)self;
+    object->is_closed = 1;
+    close_unused(object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *writer_paths(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_writer *writer = begin_use(self);
+    PyObject *paths = writer == NULL ? NULL : PyList_New(0);
+    const char *path;
+    for (uint32_t i = 0; paths != NULL && (path = fst_writer_path(writer, i)) != NULL; i++) {
+        PyObject *text = PyUnicode_DecodeFSDefault(path);
+        if (text == NULL || PyList_Append(paths, text) != 0) Py_CLEAR(paths);
+        Py_XDECREF(text);
+    }
+    if (writer != NULL) end_use(self);
+    return paths;
+}
+
+static PyObject *writer_stats(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_writer *writer = begin_use(self);
+    if (writer == NULL) return NULL;
+    fst_error error;
+    fst_save_stats s = {.struct_size = sizeof s};
+    fst_status status = fst_writer_stats_get(writer, &s, &error);
+    end_use(self);
+    if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+#define NUMBER(name) #name, (unsigned long long)s.name
+    return Py_BuildValue("{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "engine",
+                         s.engine, "reason", s.reason, NUMBER(file_count), NUMBER(tensor_count),
+                         NUMBER(padding_count), NUMBER(bytes_total), NUMBER(bytes_written),
+                         NUMBER(bytes_direct), NUMBER(bytes_staged), NUMBER(write_count),
+                         NUMBER(sync_count), NUMBER(stage_bytes), NUMBER(total_ns),
+                         NUMBER(sync_ns));
+#undef NUMBER
+}
+
+// ---- functions of the module ----
+
+static PyObject *layout_bytes(const fst_layout *layout, const save_request *request) {
+    uint64_t size = fst_layout_file_bytes(layout);
+    PyObject *result = size > PY_SSIZE_T_MAX ? PyErr_NoMemory()
+                                             : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (result == NULL) return NULL;
+    char *target = PyBytes_AsString(result);
+    size_t header_size;
+    const char *header = fst_layout_header(layout, &header_size);
+    Py_BEGIN_ALLOW_THREADS memcpy(target, header, header_size);
+    if (fst_layout_padding_count(layout) > 0)
+        memset(target + header_size, 0, (size_t)size - header_size);
+    for (size_t i = 0; i < request->tensor_count; i++) {
+        uint64_t offset = 0, bytes = 0;
+        if (fst_layout_tensor(layout, i, &offset, &bytes, NULL) == FST_OK && bytes > 0)
+            memcpy(target + offset, request->tensors[i].data, (size_t)bytes);
+    }
+    Py_END_ALLOW_THREADS return result;
+}
+
+static PyObject *layout_tuple(const fst_layout *layout, const save_request *request) {
+    PyObject *offsets = PyList_New((Py_ssize_t)request->tensor_count);
+    for (size_t i = 0; offsets != NULL && i < request->tensor_count; i++) {
+        uint64_t offset = 0, bytes = 0;
+        PyObject *number = NULL;
+        if (fst_layout_tensor(layout, i, &offset, &bytes, NULL) == FST_OK)
+            number = PyLong_FromUnsignedLongLong(offset);
+        if (number == NULL || PyList_SetItem(offsets, (Py_ssize_t)i, number) != 0)
+            Py_CLEAR(offsets);
+    }
+    if (offsets == NULL) return NULL;
+    size_t header_size;
+    const char *header = fst_layout_header(layout, &header_size);
+    return Py_BuildValue("(y#NKn)", header, (Py_ssize_t)header_size, offsets,
+                         (unsigned long long)fst_layout_file_bytes(layout),
+                         (Py_ssize_t)fst_layout_padding_count(layout));
+}
+
+static PyObject *with_layout(PyObject *module, PyObject *args, PyObject *kwargs, int as_bytes) {
+    module_state *state = PyModule_GetState(module);
+    save_request request = {0};
+    save_arguments arguments;
+    PyObject *result = NULL;
+    if (read_request(state, args, kwargs, &arguments, &request)) {
+        fst_error error;
+        fst_layout *layout;
+        if (fst_layout_open(request.tensors, request.tensor_count, &request.options, &layout,
+                            &error) != FST_OK) {
+            fstpy_raise(state, &error);
+        } else {
+            result = as_bytes ? layout_bytes(layout, &request) : layout_tuple(layout, &request);
+            fst_layout_close(layout);
+        }
+    }
+    clear_request(&request);
+    return result;
+}
+
+PyObject *fstpy_serialize(PyObject *module, PyObject *args, PyObject *kwargs) {
+    return with_layout(module, args, kwargs, 1);
+}
+
+PyObject *fstpy_layout(PyObject *module, PyObject *args, PyObject *kwargs) {
+    return with_layout(module, args, kwargs, 0);
+}
+
+/// The numbers of a list into `target`; false with an exception.
+static int read_list(PyObject *list, uint64_t *target, size_t count) {
+    if (PySequence_Size(list) != (Py_ssize_t)count) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lists of different lengths");
+        return 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        PyObject *number = PySequence_GetItem(list, (Py_ssize_t)i);
+        target[i] = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+static PyObject *file_list(const uint32_t *file_of, size_t count, uint32_t file_count) {
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *number = PyLong_FromUnsignedLong(file_of[i]);
+        if (number == NULL || PyList_SetItem(list, (Py_ssize_t)i, number) != 0) Py_CLEAR(list);
+    }
+    return list == NULL ? NULL : Py_BuildValue("(NI)", list, (unsigned)file_count);
+}
+
+PyObject *fstpy_assign_shards(PyObject *module, PyObject *args) {
+    PyObject *size_list, *group_list, *result = NULL;
+    unsigned long long limit;
+    if (!PyArg_ParseTuple(args, "OOK:assign_shards", &size_list, &group_list, &limit)) return NULL;
+    Py_ssize_t count = PySequence_Size(size_list);
+    if (count < 0) return NULL;
+    uint64_t *numbers = PyMem_Calloc(2 * (size_t)count + 1, sizeof *numbers);
+    uint32_t *file_of = PyMem_Calloc((size_t)count + 1, sizeof *file_of), file_count;
+    uint64_t *groups = group_list == Py_None || numbers == NULL ? NULL : numbers + count;
+    fst_error error;
+    if (numbers == NULL || file_of == NULL)
+        PyErr_NoMemory();
+    else if (read_list(size_list, numbers, (size_t)count) &&
+             (groups == NULL || read_list(group_list, groups, (size_t)count))) {
+        if (fst_shards_assign(numbers, groups, (size_t)count, limit, file_of, &file_count,
+                              &error) == FST_OK)
+            result = file_list(file_of, (size_t)count, file_count);
+        else
+            fstpy_raise(PyModule_GetState(module), &error);
+    }
+    PyMem_Free(numbers);
+    PyMem_Free(file_of);
+    return result;
+}
+
+static PyMethodDef writer_methods[] = {
+    {"write", writer_write, METH_VARARGS, "write(index, offset, address, bytes)."},
+    {"map", writer_map, METH_VARARGS,
+     "map(index, bytes): the tensor's place in the new file as a memoryview, to be released "
+     "before finish()."},
+    {"finish", writer_finish, METH_NOARGS, "Writes and checks everything; names nothing yet."},
+    {"commit", writer_commit, METH_NOARGS, "Finishes if need be and puts the files in place."},
+    {"close", writer_close, METH_NOARGS, "Ends; what was not committed leaves nothing behind."},
+    {"paths", writer_paths, METH_NOARGS, "Paths of the files, and of the index if there is one."},
+    {"stats", writer_stats, METH_NOARGS, "What the save did and why: a dict."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot writer_slots[] = {
+    {Py_tp_doc, "A save in progress. See _core.pyi for the arguments."},
+    {Py_tp_new, writer_new},
+    {Py_tp_dealloc, writer_dealloc},
+    {Py_tp_methods, writer_methods},
+    {0, NULL},
+};
+
+PyType_Spec fstpy_writer_spec = {
+    .name = "fastsafetensors._core.Writer",
+    .basicsize = sizeof(writer_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = writer_slots,
+};

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public functions of writer.h.
+#include <string.h>
+
+#include "api_check.h"
+#include "fastsafetensors.h"
+#include "writer/writer.h"
+
+#define ALIGNMENT_BYTES_MAX ((uint64_t)1 << 20)
+
+/// A request as the writer room takes it: sizes known, structs of this version.
+typedef struct save_request {
+    fst_save_options options;
+    fst_save_tensor *tensors;
+    fst_metadata_entry *metadata;
+} save_request;
+
+static void clear_request(save_request *request) {
+    fsti_free(request->tensors);
+    fsti_free(request->metadata);
+}
+
+static fst_status check_choices(const fst_save_options *options, fst_error *error) {
+    API_REQUIRE((unsigned)options->promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
+                (int)options->promise);
+    API_REQUIRE((unsigned)options->order < FST_SAVE_ORDER_COUNT, error, "unknown order %d",
+                (int)options->order);
+    API_REQUIRE((unsigned)options->engine < FST_SAVE_ENGINE_COUNT, error, "unknown engine %d",
+                (int)options->engine);
+    uint64_t alignment = options->alignment_bytes;
+    API_REQUIRE((alignment & (alignment - 1)) == 0 && alignment <= ALIGNMENT_BYTES_MAX, error,
+                "alignment_bytes must be a power of two, at most 1 MiB");
+    API_REQUIRE(options->header_alignment_bytes % 8 == 0 &&
+                    options->header_alignment_bytes <= ALIGNMENT_BYTES_MAX,
+                error, "header_alignment_bytes must be a multiple of 8, at most 1 MiB");
+    API_REQUIRE(options->header_alignment_bytes == 0 || alignment <= 8 ||
+                    options->header_alignment_bytes % alignment == 0,
+                error, "header_alignment_bytes must be a multiple of alignment_bytes");
+    API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
+                "metadata is NULL");
+    API_REQUIRE(options->file_count <= 99999, error, "more than 99999 files");
+    const char *stem = options->stem;
+    API_REQUIRE(stem == NULL || (stem[0] != '\0' && strchr(stem, '/') == NULL), error,
+                "a stem must not be empty or hold a slash");
+    return FST_OK;
+}
+
+static fst_status copy_metadata(save_request *request, fst_error *error) {
+    size_t count = request->options.metadata_count;
+    request->metadata = fsti_alloc((count + 1) * sizeof *request->metadata);
+    if (request->metadata == NULL)
+        return fsti_error_memory(error, count * sizeof *request->metadata);
+    for (size_t i = 0; i < count; i++) {
+        fst_metadata_entry entry = request->options.metadata[i];
+        API_REQUIRE(entry.key != NULL && entry.value != NULL, error,
+                    "metadata entry %zu lacks key or value", i);
+        if (entry.key_size == SIZE_MAX) entry.key_size = strlen(entry.key);
+        if (entry.value_size == SIZE_MAX) entry.value_size = strlen(entry.value);
+        request->metadata[i] = entry;
+    }
+    request->options.metadata = request->metadata;
+    return FST_OK;
+}
+
+static fst_status copy_tensors(save_request *request, const fst_save_tensor *tensors, size_t count,
+                               fst_error *error) {
+    uint32_t file_count = request->options.file_count > 0 ? request->options.file_count : 1;
+    API_REQUIRE(tensors != NULL || count == 0, error, "tensors is NULL");
+    API_REQUIRE(count < INT32_MAX, error, "too many tensors");
+    request->tensors = fsti_alloc((count + 1) * sizeof *request->tensors);
+    if (request->tensors == NULL) return fsti_error_memory(error, count * sizeof *tensors);
+    for (size_t i = 0; i < count; i++) {
+        fst_save_tensor tensor = tensors[i];
+        API_REQUIRE(tensor.name != NULL, error, "tensor %zu has no name", i);
+        API_REQUIRE((unsigned)tensor.dtype < FST_DTYPE_COUNT, error, "tensor %zu: unknown dtype %d",
+                    i, (int)tensor.dtype);
+        API_REQUIRE(tensor.shape != NULL || tensor.rank == 0, error, "tensor %zu has no shape", i);
+        API_REQUIRE(tensor.file_index < file_count, error, "tensor %zu: file %u of %u", i,
+                    tensor.file_index, file_count);
+        if (tensor.name_size == SIZE_MAX) tensor.name_size = strlen(tensor.name);
+        request->tensors[i] = tensor;
+    }
+    return FST_OK;
+}
+
+static fst_status read_request(const fst_save_options *options, const fst_save_tensor *tensors,
+                               size_t tensor_count, save_request *out, fst_error *error) {
+    out->options.struct_size = sizeof out->options;
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&out->options, sizeof out->options, options,
+                                     options->struct_size, error));
+    FST_TRY(check_choices(&out->options, error));
+    FST_TRY(copy_metadata(out, error));
+    return copy_tensors(out, tensors, tensor_count, error);
+}
+
+fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
+                           const fst_save_options *options, fst_writer **out, fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(path != NULL, error, "path is NULL");
+    save_request request = {0};
+    fst_status status = read_request(options, tensors, tensor_count, &request, error);
+    if (status == FST_OK)
+        status =
+            fsti_writer_open(path, request.tensors, tensor_count, &request.options, out, error);
+    clear_request(&request);
+    return status;
+}
+
+fst_status fst_writer_write(fst_writer *writer, size_t tensor_index, uint64_t offset,
+                            const void *data, size_t size_bytes, fst_error *error) {
+    API_REQUIRE(writer != NULL, error, "writer is NULL");
+    API_REQUIRE(tensor_index < fsti_writer_tensor_count(writer), error, "tensor index %zu of %zu",
+                tensor_index, fsti_writer_tensor_count(writer));
+    API_REQUIRE(data != NULL || size_bytes == 0, error, "data is NULL");
+    return fsti_writer_write(writer, tensor_index, offset, data, size_bytes, error);
+}
+
+fst_status fst_writer_map(fst_writer *writer, size_t tensor_index, void **out, fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(writer != NULL, error, "writer is NULL");
+    API_REQUIRE(tensor_index < fsti_writer_tensor_count(writer), error, "tensor index %zu of %zu",
+                tensor_index, fsti_writer_tensor_count(writer));
+    return fsti_writer_map(writer, tensor_index, out, error);
+}
+
+fst_status fst_writer_finish(fst_writer *writer, fst_error *error) {
+    API_REQUIRE(writer != NULL, error, "writer is NULL");
+    return fsti_writer_finish(writer, error);
+}
+
+fst_status fst_writer_commit(fst_writer *writer, fst_error *error) {
+    API_REQUIRE(writer != NULL, error, "writer is NULL");
+    return fsti_writer_commit(writer, error);
+}
+
+void fst_writer_close(fst_writer *writer) { fsti_writer_close(writer); }
+
+const char *fst_writer_path(const fst_writer *writer, uint32_t file_index) {
+    return writer == NULL ? NULL : fsti_writer_path(writer, file_index);
+}
+
+fst_status fst_writer_stats_get(const fst_writer *writer, fst_save_stats *stats, fst_error *error) {
+    API_REQUIRE(writer != NULL && stats != NULL, error, "writer or stats is NULL");
+    size_t size = stats->struct_size;
+    API_REQUIRE(size >= sizeof(size_t), error, "struct_size is not set");
+    fst_save_stats full = {.struct_size = sizeof full};
+    fsti_writer_stats(writer, &full);
+    full.struct_size = size;
+    memcpy(stats, &full, size < sizeof full ? size : sizeof full);
+    return FST_OK;
+}
+
+fst_status fst_save(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
+                    const fst_save_options *options, fst_save_stats *stats, fst_error *error) {
+    fst_writer *writer;
+    FST_TRY(fst_writer_open(path, tensors, tensor_count, options, &writer, error));
+    fst_status status = fst_writer_commit(writer, error);
+    if (status == FST_OK && stats != NULL) status = fst_writer_stats_get(writer, stats, error);
+    fst_writer_close(writer);
+    return status;
+}
+
+fst_status fst_shards_assign(const uint64_t *sizes, const uint64_t *groups, size_t tensor_count,
+                             uint64_t file_bytes_max, uint32_t *file_of, uint32_t *file_count,
+                             fst_error *error) {
+    API_REQUIRE(file_count != NULL, error, "file_count is NULL");
+    *file_count = 0;
+    API_REQUIRE((sizes != NULL && file_of != NULL) || tensor_count == 0, error,
+                "sizes or file_of is NULL");
+    API_REQUIRE(tensor_count < INT32_MAX, error, "too many tensors");
+    return fsti_shards_assign(sizes, groups, tensor_count, file_bytes_max, file_of, file_count,
+                              error);
+}
+
+fst_status fst_layout_open(const fst_save_tensor *tensors, size_t tensor_count,
+                           const fst_save_options *options, fst_layout **out, fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    save_request request = {0};
+    fst_status status = read_request(options, tensors, tensor_count, &request, error);
+    if (status == FST_OK)
+        status = fsti_layout_open(request.tensors, tensor_count, &request.options, out, error);
+    clear_request(&request);
+    return status;
+}
+
+const char *fst_layout_header(const fst_layout *layout, size_t *size_bytes) {
+    size_t size = 0;
+    const char *header = layout == NULL ? NULL : fsti_layout_header(layout, &size);
+    if (size_bytes != NULL) *size_bytes = size;
+    return header;
+}
+
+fst_status fst_layout_tensor(const fst_layout *layout, size_t tensor_index, uint64_t *offset,
+                             uint64_t *size_bytes, fst_error *error) {
+    API_REQUIRE(layout != NULL && offset != NULL && size_bytes != NULL, error,
+                "layout, offset or size_bytes is NULL");
+    API_REQUIRE(tensor_index < fsti_layout_tensor_count(layout), error, "tensor index %zu of %zu",
+                tensor_index, fsti_layout_tensor_count(layout));
+    fsti_layout_tensor(layout, tensor_index, offset, size_bytes);
+    return FST_OK;
+}
+
+uint64_t fst_layout_file_bytes(const fst_layout *layout) {
+    return layout == NULL ? 0 : fsti_layout_file_bytes(layout);
+}
+
+size_t fst_layout_padding_count(const fst_layout *layout) {
+    return layout == NULL ? 0 : fsti_layout_padding_count(layout);
+}
+
+void fst_layout_close(fst_layout *layout) { fsti_layout_close(layout); }

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Targets: where a path to be written leads.
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "io.h"
+
+/// As many as the kernel follows.
+#define LINK_COUNT_MAX 40
+
+/// The folder of a path: everything before the last slash.
+static char *folder_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL) return fsti_string_copy(".", 1);
+    return fsti_string_copy(path, slash == path ? 1 : (size_t)(slash - path));
+}
+
+/// Where a symbolic link at `path` points, seen from where `path` is seen from; NULL without
+/// memory.
+static char *join_link(const char *path, const char *link) {
+    const char *slash = strrchr(path, '/');
+    if (link[0] == '/' || slash == NULL) return fsti_string_copy(link, strlen(link));
+    size_t folder_size = (size_t)(slash - path) + 1, link_size = strlen(link);
+    char *joined = fsti_alloc(folder_size + link_size + 1);
+    if (joined == NULL) return NULL;
+    memcpy(joined, path, folder_size);
+    memcpy(joined + folder_size, link, link_size + 1);
+    return joined;
+}
+
+/// Replaces *path by what it leads to, as long as that is a symbolic link.
+static fst_status follow_links(char **path, fst_error *error) {
+    char link[PATH_MAX];
+    for (unsigned depth = 0;; depth++) {
+        ssize_t size = readlink(*path, link, sizeof link - 1);
+        if (size < 0) return FST_OK; // no link, or nothing there: both are found out by stat
+        if (depth == LINK_COUNT_MAX)
+            return fsti_error_errno(error, ELOOP, *path, "following links");
+        link[size] = '\0';
+        char *next = join_link(*path, link);
+        if (next == NULL) return fsti_error_memory(error, sizeof link);
+        fsti_free(*path);
+        *path = next;
+    }
+}
+
+static fst_status look_at(fsti_target *target, fst_error *error) {
+    struct stat info;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = target->path;
+    size_t size = strlen(target->path);
+    if (size == 0) return fsti_error_errno(error, ENOENT, target->path, "saving");
+    if (target->path[size - 1] == '/')
+        return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but a folder");
+    if (stat(target->path, &info) != 0) {
+        if (errno == ENOENT) return FST_OK;
+        return fsti_error_errno(error, errno, target->path, "stat");
+    }
+    if (!S_ISREG(info.st_mode))
+        return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but %s",
+                              S_ISDIR(info.st_mode) ? "a folder" : "a device or FIFO");
+    if (faccessat(AT_FDCWD, target->path, W_OK, AT_EACCESS) != 0)
+        return fsti_error_errno(error, errno, target->path, "writing to the existing file");
+    target->exists = true;
+    target->mode = info.st_mode & 07777;
+    target->owner = info.st_uid;
+    target->group = info.st_gid;
+    return FST_OK;
+}
+
+fst_status fsti_target_find(const char *path, fsti_target *out, fst_error *error) {
+    memset(out, 0, sizeof *out);
+    out->path = fsti_string_copy(path, strlen(path));
+    fst_status status = out->path == NULL ? fsti_error_memory(error, strlen(path))
+                                          : follow_links(&out->path, error);
+    if (status == FST_OK) status = look_at(out, error);
+    if (status == FST_OK && (out->folder = folder_of(out->path)) == NULL)
+        status = fsti_error_memory(error, strlen(path));
+    if (status != FST_OK) fsti_target_clear(out);
+    return status;
+}
+
+void fsti_target_clear(fsti_target *target) {
+    fsti_free(target->folder);
+    fsti_free(target->path);
+    memset(target, 0, sizeof *target);
+}
+
+fst_status fsti_folder_sync(const char *folder, fst_error *error) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return fsti_error_errno(error, errno, folder, "open");
+    fst_status status = FST_OK;
+    // Some file systems have nothing to sync for folders and say so by EINVAL.
+    if (fsync(fd) != 0 && errno != EINVAL) status = fsti_error_errno(error, errno, folder, "fsync");
+    close(fd);
+    return status;
+}
+
+static fst_status make_one(const char *folder, fst_error *error) {
+    struct stat info;
+    if (mkdir(folder, 0777) == 0) return FST_OK;
+    int failure = errno;
+    if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode)) return FST_OK;
+    return fsti_error_errno(error, failure == EEXIST ? ENOTDIR : failure, folder, "mkdir");
+}
+
+fst_status fsti_folder_make(const char *folder, fst_error *error) {
+    char *path = fsti_string_copy(folder, strlen(folder));
+    if (path == NULL) return fsti_error_memory(error, strlen(folder));
+    fst_status status = FST_OK;
+    for (char *at = path + 1; path[0] != '\0' && *at != '\0' && status == FST_OK; at++) {
+        if (*at != '/') continue;
+        *at = '\0';
+        status = make_one(path, error);
+        *at = '/';
+    }
+    if (status == FST_OK) status = make_one(path, error);
+    fsti_free(path);
+    return status;
+}

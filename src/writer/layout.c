@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Layout: names checked, tensors ordered and given their places, the header made.
+#include "layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RESERVED_NAME "__metadata__"
+#define PADDING_NAME "__padding__."
+/// A filling tensor's name with its number and NUL.
+#define PADDING_NAME_BYTES 32u
+
+static fst_status refuse(const fst_save_tensor *tensor, fst_error *error, const char *why) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.tensor = tensor->name;
+    place.tensor_size = tensor->name_size;
+    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+}
+
+fst_status fsti_layout_tensor_bytes(const fst_save_tensor *tensor, uint64_t *size_bytes,
+                                    fst_error *error) {
+    uint64_t count = 1, bits;
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        if (!fsti_mul(count, tensor->shape[i], &count))
+            return refuse(tensor, error, "the number of elements overflows");
+    if (!fsti_mul(count, fsti_dtype_bits(tensor->dtype), &bits))
+        return refuse(tensor, error, "the number of bytes overflows");
+    if (bits % 8 != 0) return refuse(tensor, error, "elements below a byte must fill whole bytes");
+    *size_bytes = bits / 8;
+    return FST_OK;
+}
+
+static fst_status check_name(const fst_save_tensor *tensor, fst_error *error) {
+    size_t fault_at;
+    if (tensor->name_size > UINT32_MAX ||
+        !fsti_utf8_valid((const unsigned char *)tensor->name, tensor->name_size, &fault_at))
+        return refuse(tensor, error, "a tensor name must be UTF-8");
+    if (tensor->name_size == strlen(RESERVED_NAME) &&
+        memcmp(tensor->name, RESERVED_NAME, tensor->name_size) == 0)
+        return refuse(tensor, error, "the name " RESERVED_NAME " is reserved by the format");
+    return FST_OK;
+}
+
+static bool same_name(const fsti_header_entry *a, const fsti_header_entry *b) {
+    return a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
+}
+
+/// The first entry whose name came before, or SIZE_MAX. False without memory.
+static bool find_duplicate(const fst_layout *layout, size_t *duplicate) {
+    size_t slot_count = 4;
+    *duplicate = SIZE_MAX;
+    while (slot_count < 2 * layout->tensor_count) slot_count *= 2;
+    uint32_t *slots = fsti_alloc_zeroed(slot_count, sizeof *slots);
+    if (slots == NULL) return false;
+    uint64_t key = fsti_hash_key();
+    for (size_t i = 0; i < layout->tensor_count && *duplicate == SIZE_MAX; i++) {
+        const fsti_header_entry *entry = &layout->entries[i];
+        size_t slot = fsti_hash(entry->name, entry->name_size, key) & (slot_count - 1);
+        while (slots[slot] != 0 && !same_name(entry, &layout->entries[slots[slot] - 1]))
+            slot = (slot + 1) & (slot_count - 1);
+        if (slots[slot] != 0) *duplicate = i;
+        slots[slot] = (uint32_t)i + 1;
+    }
+    fsti_free(slots);
+    return true;
+}
+
+/// What ordering looks at, in one line of the cache.
+typedef struct sort_key {
+    const char *name;
+    uint32_t name_size, index;
+    uint32_t group; ///< smaller ones first
+} sort_key;
+
+static int compare_keys(const void *a_pointer, const void *b_pointer) {
+    const sort_key *a = a_pointer, *b = b_pointer;
+    if (a->group != b->group) return a->group < b->group ? -1 : 1;
+    size_t size = a->name_size < b->name_size ? a->name_size : b->name_size;
+    int order = memcmp(a->name, b->name, size);
+    if (order != 0) return order;
+    return a->name_size < b->name_size ? -1 : a->name_size > b->name_size;
+}
+
+static bool sort_entries(fst_layout *layout, const fst_save_options *options) {
+    size_t count = layout->tensor_count;
+    sort_key *keys = fsti_alloc((count + 1) * sizeof *keys);
+    if (keys == NULL) return false;
+    bool sorted = true;
+    for (size_t i = 0; i < count; i++) {
+        const fsti_header_entry *entry = &layout->entries[i];
+        bool reference = options->order == FST_SAVE_ORDER_REFERENCE;
+        keys[i] = (sort_key){.name = entry->name,
+                             .name_size = (uint32_t)entry->name_size,
+                             .index = (uint32_t)i,
+                             .group = reference ? FST_DTYPE_COUNT - (uint32_t)entry->dtype : 0};
+        // Those that end where the next may begin come first: fewer fillings.
+        if (reference && options->alignment_bytes > 1)
+            keys[i].group +=
+                (entry->end - entry->begin) % options->alignment_bytes == 0 ? 0 : FST_DTYPE_COUNT;
+        if (i > 0 && compare_keys(&keys[i - 1], &keys[i]) > 0) sorted = false;
+    }
+    if (!sorted) qsort(keys, count, sizeof *keys, compare_keys);
+    for (size_t i = 0; i < count; i++) layout->order[i] = keys[i].index;
+    fsti_free(keys);
+    return true;
+}
+
+static fst_status fill_entries(fst_layout *layout, const fst_save_tensor *tensors,
+                               fst_error *error) {
+    for (size_t i = 0; i < layout->tensor_count; i++) {
+        const fst_save_tensor *tensor = &tensors[i];
+        uint64_t size_bytes = 0;
+        FST_TRY(check_name(tensor, error));
+        FST_TRY(fsti_layout_tensor_bytes(tensor, &size_bytes, error));
+        layout->entries[i] = (fsti_header_entry){.name = tensor->name,
+                                                 .name_size = tensor->name_size,
+                                                 .dtype = tensor->dtype,
+                                                 .rank = tensor->rank,
+                                                 .shape = tensor->shape,
+                                                 .end = size_bytes};
+        layout->order[i] = (uint32_t)i;
+    }
+    layout->entry_count = layout->tensor_count;
+    size_t duplicate;
+    if (!find_duplicate(layout, &duplicate))
+        return fsti_error_memory(error, layout->tensor_count * sizeof(uint32_t));
+    if (duplicate != SIZE_MAX)
+        return refuse(&tensors[duplicate], error, "a tensor name comes twice");
+    return FST_OK;
+}
+
+/// A filling tensor of `size_bytes` bytes. Its name must be nobody else's: the number goes on until
+/// it is.
+static fsti_header_entry make_filling(fst_layout *layout, size_t number, uint64_t size_bytes) {
+    char *name = layout->names + number * PADDING_NAME_BYTES;
+    layout->shapes[number] = size_bytes;
+    int size = snprintf(name, PADDING_NAME_BYTES, PADDING_NAME "%zu", number);
+    return (fsti_header_entry){.name = name,
+                               .name_size = (size_t)size,
+                               .dtype = FST_DTYPE_U8,
+                               .rank = 1,
+                               .shape = &layout->shapes[number],
+                               .end = size_bytes};
+}
+
+static fst_status place_entries(fst_layout *layout, uint64_t alignment, uint32_t *placed,
+                                fst_error *error) {
+    uint64_t at = 0;
+    size_t count = 0;
+    for (size_t i = 0; i < layout->tensor_count; i++) {
+        fsti_header_entry *entry = &layout->entries[layout->order[i]];
+        uint64_t size = entry->end - entry->begin;
+        uint64_t gap = size == 0 ? 0 : (alignment - at % alignment) % alignment;
+        if (gap > 0) {
+            size_t filling = layout->entry_count++;
+            layout->entries[filling] = make_filling(layout, filling - layout->tensor_count, gap);
+            layout->entries[filling].begin = at;
+            layout->entries[filling].end = at + gap;
+            placed[count++] = (uint32_t)filling;
+        }
+        entry->begin = at + gap;
+        if (!fsti_add(entry->begin, size, &entry->end) || entry->end > INT64_MAX)
+            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                  "the tensors are larger than a file can be");
+        at = entry->end;
+        placed[count++] = layout->order[i];
+    }
+    return FST_OK;
+}
+
+/// Gives every entry its place, with fillings where the alignment asks for them.
+static fst_status place_all(fst_layout *layout, const fst_save_options *options, fst_error *error) {
+    uint64_t alignment = fsti_max(options->alignment_bytes, 1);
+    uint32_t *placed = fsti_alloc((2 * layout->tensor_count + 1) * sizeof *placed);
+    if (placed == NULL) return fsti_error_memory(error, layout->tensor_count * sizeof *placed);
+    if (alignment > 1) {
+        layout->names = fsti_alloc_zeroed(layout->tensor_count + 1, PADDING_NAME_BYTES);
+        layout->shapes = fsti_alloc((layout->tensor_count + 1) * sizeof *layout->shapes);
+    }
+    fst_status status = FST_OK;
+    if (alignment > 1 && (layout->names == NULL || layout->shapes == NULL))
+        status = fsti_error_memory(error, layout->tensor_count * PADDING_NAME_BYTES);
+    else
+        status = place_entries(layout, alignment, placed, error);
+    fsti_free(layout->order);
+    layout->order = placed;
+    return status;
+}
+
+/// A name of the caller's may be what a filling would be called.
+static fst_status check_padding_names(const fst_save_tensor *tensors, size_t tensor_count,
+                                      uint64_t alignment, fst_error *error) {
+    size_t size = strlen(PADDING_NAME);
+    for (size_t i = 0; alignment > 1 && i < tensor_count; i++)
+        if (tensors[i].name_size >= size && memcmp(tensors[i].name, PADDING_NAME, size) == 0)
+            return refuse(&tensors[i], error,
+                          "names that begin with " PADDING_NAME
+                          " are for the filling between aligned tensors");
+    return FST_OK;
+}
+
+static fst_status check_metadata(const fst_save_options *options, fst_error *error) {
+    for (size_t i = 0; i < options->metadata_count; i++) {
+        const fst_metadata_entry *entry = &options->metadata[i];
+        size_t fault_at;
+        if (!fsti_utf8_valid((const unsigned char *)entry->key, entry->key_size, &fault_at) ||
+            !fsti_utf8_valid((const unsigned char *)entry->value, entry->value_size, &fault_at))
+            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                  "metadata entry %zu is not UTF-8", i);
+        for (size_t j = 0; j < i; j++)
+            if (options->metadata[j].key_size == entry->key_size &&
+                memcmp(options->metadata[j].key, entry->key, entry->key_size) == 0)
+                return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                      "the metadata key of entry %zu comes twice", i);
+    }
+    return FST_OK;
+}
+
+static fst_status write_header(fst_layout *layout, const fst_save_options *options,
+                               fst_error *error) {
+    uint64_t alignment = options->header_alignment_bytes;
+    if (alignment == 0) alignment = fsti_max(options->alignment_bytes, FSTI_FORMAT_LENGTH_BYTES);
+    fsti_header_draft draft = {
+        .entries = layout->entries,
+        .order = layout->order,
+        .entry_count = layout->entry_count,
+        .metadata = options->metadata,
+        .metadata_count = options->metadata_count,
+        .has_metadata = options->has_metadata || options->metadata_count > 0,
+        .metadata_last = options->metadata_last,
+        .alignment_bytes = alignment,
+    };
+    FST_TRY(fsti_header_write(&draft, &layout->header, &layout->header_bytes, error));
+    uint64_t data_bytes = 0;
+    if (layout->entry_count > 0)
+        data_bytes = layout->entries[layout->order[layout->entry_count - 1]].end;
+    layout->file_bytes = layout->header_bytes + data_bytes;
+    return FST_OK;
+}
+
+fst_status fsti_layout_make(const fst_save_tensor *tensors, size_t tensor_count,
+                            const fst_save_options *options, fst_layout *layout, fst_error *error) {
+    FST_TRY(check_metadata(options, error));
+    FST_TRY(check_padding_names(tensors, tensor_count, options->alignment_bytes, error));
+    layout->tensor_count = tensor_count;
+    // With alignment there may be a filling before every tensor.
+    size_t capacity = tensor_count * (options->alignment_bytes > 1 ? 2 : 1) + 1;
+    layout->entries = fsti_alloc_zeroed(capacity, sizeof *layout->entries);
+    layout->order = fsti_alloc((tensor_count + 1) * sizeof *layout->order);
+    if (layout->entries == NULL || layout->order == NULL)
+        return fsti_error_memory(error, capacity * sizeof *layout->entries);
+    FST_TRY(fill_entries(layout, tensors, error));
+    if (options->order != FST_SAVE_ORDER_GIVEN && !sort_entries(layout, options))
+        return fsti_error_memory(error, tensor_count * sizeof(sort_key));
+    FST_TRY(place_all(layout, options, error));
+    return write_header(layout, options, error);
+}
+
+void fsti_layout_clear(fst_layout *layout) {
+    fsti_free(layout->entries);
+    fsti_free(layout->order);
+    fsti_free(layout->header);
+    fsti_free(layout->names);
+    fsti_free(layout->shapes);
+    memset(layout, 0, sizeof *layout);
+}
+
+fst_status fsti_layout_open(const fst_save_tensor *tensors, size_t tensor_count,
+                            const fst_save_options *options, fst_layout **out, fst_error *error) {
+    fst_layout *layout = fsti_alloc_zeroed(1, sizeof *layout);
+    if (layout == NULL) return fsti_error_memory(error, sizeof *layout);
+    fst_status status = fsti_layout_make(tensors, tensor_count, options, layout, error);
+    if (status != FST_OK) {
+        fsti_layout_close(layout);
+        return status;
+    }
+    *out = layout;
+    return FST_OK;
+}
+
+void fsti_layout_close(fst_layout *layout) {
+    if (layout == NULL) return;
+    fsti_layout_clear(layout);
+    fsti_free(layout);
+}
+
+const char *fsti_layout_header(const fst_layout *layout, size_t *size_bytes) {
+    *size_bytes = layout->header_bytes;
+    return layout->header;
+}
+
+size_t fsti_layout_tensor_count(const fst_layout *layout) { return layout->tensor_count; }
+
+void fsti_layout_tensor(const fst_layout *layout, size_t tensor_index, uint64_t *offset,
+                        uint64_t *size_bytes) {
+    const fsti_header_entry *entry = &layout->entries[tensor_index];
+    *offset = layout->header_bytes + entry->begin;
+    *size_bytes = entry->end - entry->begin;
+}
+
+uint64_t fsti_layout_file_bytes(const fst_layout *layout) { return layout->file_bytes; }
+
+size_t fsti_layout_padding_count(const fst_layout *layout) {
+    return layout->entry_count - layout->tensor_count;
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Staging: see stage.h.
+#include "stage.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "device/device.h"
+
+#define SLOT_COUNT_MAX 8u
+/// 8 writes of 2 MiB in flight: what a disk takes at full speed, and slots that stay in the cache.
+#define ASYNC_SLOT_BYTES ((uint64_t)2 << 20)
+/// One write at a time has to be larger to keep the disk busy.
+#define SYNC_SLOT_BYTES ((uint64_t)8 << 20)
+/// Through the page cache, pieces below this are gathered, larger ones written as they are.
+#define GATHER_BYTES_MAX ((uint64_t)256 << 10)
+#define GATHER_SLOT_BYTES ((uint64_t)1 << 20)
+/// A piece of the caller's memory must be worth a write of its own.
+#define SOURCE_BYTES_MIN ((uint64_t)1 << 20)
+/// Files below this are not worth a ring.
+#define DIRECT_FILE_BYTES_MIN ((uint64_t)1 << 20)
+
+typedef struct stage_slot {
+    fsti_io_op op;
+    char *memory;
+    bool busy;
+} stage_slot;
+
+struct save_stage {
+    fsti_output *output;
+    stage_options options;
+    const fsti_io_engine *engine; ///< NULL: through the page cache
+    void *lane;
+    int direct_fd;
+    uint32_t memory_alignment;
+    fsti_buffer *memory;
+    stage_slot slots[SLOT_COUNT_MAX];
+    uint32_t slot_count, busy_count;
+    uint64_t slot_bytes;
+    stage_slot *open_slot; ///< being filled
+    uint64_t open_begin, open_fill;
+    uint64_t cursor; ///< where the next byte is expected
+    stage_counts counts;
+};
+
+// ---- the way ----
+
+static fst_status refuse_engine(const save_stage *stage, const char *name, const char *reason,
+                                fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = fsti_output_path(stage->output);
+    return fsti_error_set(error, FST_E_UNSUPPORTED, place, "engine %s can't be used: %s", name,
+                          reason);
+}
+
+/// Past the page cache where that was asked for, or pays.
+static fst_status choose_way(save_stage *stage, fst_error *error) {
+    fst_save_engine wish = stage->options.engine;
+    char reason[128] = "";
+    stage->counts.engine = "buffered";
+    if (wish == FST_SAVE_ENGINE_BUFFERED) {
+        snprintf(stage->counts.reason, sizeof stage->counts.reason, "buffered was asked for");
+        return FST_OK;
+    }
+    if (wish == FST_SAVE_ENGINE_AUTO && (stage->options.promise != FST_SAVE_DURABLE ||
+                                         stage->options.file_bytes < DIRECT_FILE_BYTES_MIN)) {
+        snprintf(stage->counts.reason, sizeof stage->counts.reason, "%s",
+                 stage->options.promise != FST_SAVE_DURABLE
+                     ? "the page cache is faster than the disk"
+                     : "the file is small");
+        return FST_OK;
+    }
+    stage->direct_fd = fsti_output_direct(stage->output, reason, sizeof reason);
+    if (stage->direct_fd < 0) {
+        if (wish != FST_SAVE_ENGINE_AUTO)
+            return refuse_engine(stage, wish == FST_SAVE_ENGINE_URING ? "uring" : "direct", reason,
+                                 error);
+        snprintf(stage->counts.reason, sizeof stage->counts.reason, "%.120s", reason);
+        return FST_OK;
+    }
+    stage->engine = &fsti_io_engine_uring;
+    char why_uring[128] = "direct was asked for";
+    bool usable =
+        wish != FST_SAVE_ENGINE_DIRECT && stage->engine->usable(NULL, why_uring, sizeof why_uring);
+    if (!usable && wish == FST_SAVE_ENGINE_URING)
+        return refuse_engine(stage, "uring", why_uring, error);
+    if (!usable) stage->engine = &fsti_io_engine_direct;
+    stage->counts.engine = stage->engine->name;
+    snprintf(stage->counts.reason, sizeof stage->counts.reason, "%.60s, %.60s", reason, why_uring);
+    return FST_OK;
+}
+
+static fst_status open_slots(save_stage *stage, fst_error *error) {
+    bool async = stage->engine != NULL && stage->engine->is_async;
+    stage->slot_count = async ? SLOT_COUNT_MAX : 1;
+    stage->slot_bytes = async                   ? ASYNC_SLOT_BYTES
+                        : stage->engine != NULL ? SYNC_SLOT_BYTES
+                                                : GATHER_SLOT_BYTES;
+    // Not more than the file can fill.
+    uint64_t file_bytes = fsti_align_up(stage->options.file_bytes, FSTI_IO_PAGE_BYTES);
+    if (file_bytes < stage->slot_bytes) stage->slot_bytes = file_bytes;
+    uint64_t needed = fsti_min(stage->slot_count, 1 + file_bytes / stage->slot_bytes);
+    stage->slot_count = (uint32_t)needed;
+    uint64_t size_bytes = stage->slot_count * stage->slot_bytes;
+    FST_TRY(fsti_buffer_arena(size_bytes, &stage->memory, error));
+    for (uint32_t i = 0; i < stage->slot_count; i++)
+        stage->slots[i].memory = stage->memory->data + i * stage->slot_bytes;
+    stage->counts.stage_bytes = size_bytes;
+    if (stage->engine == NULL) return FST_OK;
+    stage->memory_alignment = fsti_output_memory_alignment(stage->output);
+    return stage->engine->lane_open(SLOT_COUNT_MAX, &stage->lane, error);
+}
+
+fst_status fsti_stage_open(fsti_output *output, const stage_options *options, save_stage **out,
+                           fst_error *error) {
+    save_stage *stage = fsti_alloc_zeroed(1, sizeof *stage);
+    if (stage == NULL) return fsti_error_memory(error, sizeof *stage);
+    stage->output = output;
+    stage->options = *options;
+    fst_status status = choose_way(stage, error);
+    if (status == FST_OK) status = open_slots(stage, error);
+    if (status != FST_OK) {
+        fsti_stage_close(stage, NULL);
+        return status;
+    }
+    *out = stage;
+    return FST_OK;
+}
+
+// ---- writes past the page cache ----
+
+static fst_status write_buffered(save_stage *stage, const void *data, uint64_t size,
+                                 uint64_t offset, fst_error *error) {
+    if (size == 0) return FST_OK;
+    stage->counts.write_count++;
+    stage->counts.bytes_written += size;
+    return fsti_output_write(stage->output, data, (size_t)size, offset, error);
+}
+
+/// A finished write. What a direct write did not do (an error, or fewer bytes) the page cache does
+/// instead; only its error is final.
+static fst_status settle(save_stage *stage, fsti_io_op *op, fst_error *error) {
+    uint64_t done = op->result < 0 ? 0 : fsti_min((uint64_t)op->result, op->size);
+    stage->counts.write_count++;
+    stage->counts.bytes_written += done;
+    stage->counts.bytes_direct += done;
+    return write_buffered(stage, (const char *)op->buffer + done, op->size - done,
+                          op->offset + done, error);
+}
+
+static fst_status reap_one(save_stage *stage, fst_error *error) {
+    fsti_io_op *op = stage->engine->reap(stage->lane);
+    if (op == NULL) return FST_OK;
+    stage_slot *slot = (stage_slot *)(void *)((char *)op - offsetof(stage_slot, op));
+    slot->busy = false;
+    stage->busy_count--;
+    return settle(stage, op, error);
+}
+
+static fst_status take_slot(save_stage *stage, stage_slot **out, fst_error *error) {
+    while (stage->busy_count == stage->slot_count) FST_TRY(reap_one(stage, error));
+    for (uint32_t i = 0; i < stage->slot_count; i++)
+        if (!stage->slots[i].busy) *out = &stage->slots[i];
+    return FST_OK;
+}
+
+static fst_status submit(save_stage *stage, stage_slot *slot, const char *data, uint64_t size,
+                         uint64_t offset, fst_error *error) {
+    slot->op = (fsti_io_op){.write_fd = stage->direct_fd,
+                            .offset = offset,
+                            .size = (size_t)size,
+                            .buffer = (void *)(uintptr_t)data};
+    slot->busy = true;
+    stage->busy_count++;
+    stage->engine->submit(stage->lane, &slot->op);
+    if (stage->engine->is_async) return FST_OK;
+    return reap_one(stage, error);
+}
+
+/// Whole pages of the open slot go past the cache, the rest of less than a page through it.
+static fst_status close_slot(save_stage *stage, fst_error *error) {
+    stage_slot *slot = stage->open_slot;
+    if (slot == NULL) return FST_OK;
+    uint64_t fill = stage->open_fill, body = 0;
+    stage->open_slot = NULL;
+    stage->open_fill = 0;
+    if (stage->engine != NULL) body = fsti_align_down(fill, FSTI_IO_PAGE_BYTES);
+    FST_TRY(
+        write_buffered(stage, slot->memory + body, fill - body, stage->open_begin + body, error));
+    if (body == 0) return FST_OK;
+    return submit(stage, slot, slot->memory, body, stage->open_begin, error);
+}
+
+static fst_status fill_slot(save_stage *stage, const char *data, uint64_t *size, fst_error *error) {
+    if (stage->open_slot == NULL) {
+        FST_TRY(take_slot(stage, &stage->open_slot, error));
+        stage->open_begin = stage->cursor;
+        stage->open_fill = 0;
+    }
+    *size = fsti_min(*size, stage->slot_bytes - stage->open_fill);
+    memcpy(stage->open_slot->memory + stage->open_fill, data, (size_t)*size);
+    stage->open_fill += *size;
+    stage->counts.bytes_staged += *size;
+    if (stage->open_fill < stage->slot_bytes) return FST_OK;
+    return close_slot(stage, error);
+}
+
+/// Bytes that may be written from where they are, at the cursor; 0 when they must be staged.
+static uint64_t source_bytes(const save_stage *stage, const char *data, uint64_t size) {
+    if (stage->cursor % FSTI_IO_PAGE_BYTES != 0 || size < SOURCE_BYTES_MIN) return 0;
+    if ((uintptr_t)data % stage->memory_alignment != 0) return 0;
+    return fsti_align_down(fsti_min(size, stage->slot_bytes), FSTI_IO_PAGE_BYTES);
+}
+
+/// The next piece at the cursor: *size becomes what was taken.
+static fst_status put_direct(save_stage *stage, const char *data, uint64_t *size,
+                             fst_error *error) {
+    uint64_t gap = -stage->cursor % FSTI_IO_PAGE_BYTES;
+    uint64_t source = source_bytes(stage, data, *size);
+    if (source > 0) {
+        stage_slot *slot = NULL;
+        FST_TRY(close_slot(stage, error)); // ends at a page: all of it goes past the cache
+        FST_TRY(take_slot(stage, &slot, error));
+        *size = source;
+        return submit(stage, slot, data, source, stage->cursor, error);
+    }
+    // After a jump: up to the next page through the cache, from there on by slots.
+    if (stage->open_slot == NULL && gap > 0) {
+        *size = fsti_min(*size, gap);
+        return write_buffered(stage, data, *size, stage->cursor, error);
+    }
+    // To the page's end only, if what follows can be written from where it is.
+    if (gap > 0 && *size >= gap + SOURCE_BYTES_MIN &&
+        (uintptr_t)(data + gap) % stage->memory_alignment == 0)
+        *size = gap;
+    return fill_slot(stage, data, size, error);
+}
+
+static fst_status put_cached(save_stage *stage, const char *data, uint64_t *size,
+                             fst_error *error) {
+    if (*size < GATHER_BYTES_MAX) return fill_slot(stage, data, size, error);
+    FST_TRY(close_slot(stage, error));
+    *size = fsti_min(*size, SYNC_SLOT_BYTES);
+    return write_buffered(stage, data, *size, stage->cursor, error);
+}
+
+fst_status fsti_stage_put(save_stage *stage, uint64_t offset, const void *data, uint64_t size_bytes,
+                          bool stable, fst_error *error) {
+    if (offset != stage->cursor) {
+        FST_TRY(close_slot(stage, error));
+        stage->cursor = offset;
+    }
+    const char *from = data;
+    bool borrowed = false;
+    for (uint64_t left = size_bytes; left > 0;) {
+        uint64_t size = left, staged = stage->counts.bytes_staged;
+        FST_TRY(stage->engine != NULL ? put_direct(stage, from, &size, error)
+                                      : put_cached(stage, from, &size, error));
+        borrowed |= stage->busy_count > 0 && stage->counts.bytes_staged == staged;
+        stage->cursor += size;
+        from += size;
+        left -= size;
+        FST_TRY(stage->options.report(stage->options.report_context, size, error));
+    }
+    while (!stable && borrowed && stage->busy_count > 0) FST_TRY(reap_one(stage, error));
+    return FST_OK;
+}
+
+fst_status fsti_stage_drain(save_stage *stage, fst_error *error) {
+    fst_status status = close_slot(stage, error);
+    while (stage->busy_count > 0) {
+        // The memory is the kernel's until all is reaped: go on also after an error.
+        fst_status reaped = reap_one(stage, status == FST_OK ? error : NULL);
+        if (status == FST_OK) status = reaped;
+    }
+    return status;
+}
+
+void fsti_stage_close(save_stage *stage, stage_counts *counts) {
+    if (stage == NULL) return;
+    if (stage->lane != NULL) {
+        stage->open_slot = NULL;
+        while (stage->busy_count > 0)
+            if (reap_one(stage, NULL) != FST_OK) continue;
+        stage->engine->lane_close(stage->lane);
+    }
+    if (counts != NULL) {
+        counts->bytes_written += stage->counts.bytes_written;
+        counts->bytes_direct += stage->counts.bytes_direct;
+        counts->bytes_staged += stage->counts.bytes_staged;
+        counts->write_count += stage->counts.write_count;
+        counts->stage_bytes = fsti_max(counts->stage_bytes, stage->counts.stage_bytes);
+        counts->engine = stage->counts.engine;
+        memcpy(counts->reason, stage->counts.reason, sizeof counts->reason);
+    }
+    fsti_output_direct_close(stage->output);
+    fsti_buffer_unref(stage->memory);
+    fsti_free(stage);
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A save's beginning: layouts, targets, outputs; and its end.
+#include "writer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "save.h"
+
+#define STEM_DEFAULT "model"
+
+// ---- tensors ----
+
+static fst_status copy_tensors(fst_writer *writer, const fst_save_tensor *tensors,
+                               size_t tensor_count, fst_error *error) {
+    uint64_t name_bytes = 1;
+    for (size_t i = 0; i < tensor_count; i++) name_bytes += tensors[i].name_size;
+    writer->tensor_count = tensor_count;
+    writer->tensors = fsti_alloc_zeroed(tensor_count + 1, sizeof *writer->tensors);
+    writer->members = fsti_alloc((tensor_count + 1) * sizeof *writer->members);
+    writer->member_begin = fsti_alloc_zeroed(writer->file_count + 2, sizeof(size_t));
+    writer->names = fsti_alloc((size_t)name_bytes);
+    if (writer->tensors == NULL || writer->members == NULL || writer->member_begin == NULL ||
+        writer->names == NULL)
+        return fsti_error_memory(error, tensor_count * sizeof *writer->tensors);
+    char *name = writer->names;
+    for (size_t i = 0; i < tensor_count; i++) {
+        save_tensor *tensor = &writer->tensors[i];
+        memcpy(name, tensors[i].name, tensors[i].name_size);
+        tensor->name = name;
+        tensor->name_size = tensors[i].name_size;
+        tensor->data = tensors[i].data;
+        tensor->file = tensors[i].file_index;
+        atomic_init(&tensor->bytes_put, 0);
+        name += tensors[i].name_size;
+    }
+    return FST_OK;
+}
+
+/// Groups the tensors by file: a counting sort.
+static void group_members(fst_writer *writer) {
+    size_t *begin = writer->member_begin;
+    for (size_t i = 0; i < writer->tensor_count; i++) begin[writer->tensors[i].file + 2]++;
+    for (uint32_t f = 1; f <= writer->file_count; f++) begin[f + 1] += begin[f];
+    for (size_t i = 0; i < writer->tensor_count; i++)
+        writer->members[begin[writer->tensors[i].file + 1]++] = (uint32_t)i;
+}
+
+static size_t member_count(const fst_writer *writer, uint32_t file) {
+    return writer->member_begin[file + 1] - writer->member_begin[file];
+}
+
+static fst_status lay_out_file(fst_writer *writer, uint32_t file, const fst_save_tensor *tensors,
+                               fst_save_tensor *own, fst_error *error) {
+    const uint32_t *members = writer->members + writer->member_begin[file];
+    size_t count = member_count(writer, file);
+    fst_layout *layout = &writer->files[file].layout;
+    for (size_t i = 0; i < count; i++) own[i] = tensors[members[i]];
+    FST_TRY(fsti_layout_make(own, count, &writer->options, layout, error));
+    for (size_t i = 0; i < count; i++) {
+        save_tensor *tensor = &writer->tensors[members[i]];
+        tensor->index = (uint32_t)i;
+        fsti_layout_tensor(layout, i, &tensor->offset, &tensor->size_bytes);
+    }
+    writer->bytes_total += layout->file_bytes;
+    for (size_t i = 0; i < count; i++)
+        writer->tensors_done += writer->tensors[members[i]].size_bytes == 0;
+    return FST_OK;
+}
+
+static bool same_name(const save_tensor *a, const save_tensor *b) {
+    return a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
+}
+
+/// In a set a name may come once over all files.
+static fst_status check_names(const fst_writer *writer, fst_error *error) {
+    size_t slot_count = 4;
+    if (writer->file_count < 2) return FST_OK; // the layout has looked
+    while (slot_count < 2 * writer->tensor_count) slot_count *= 2;
+    uint32_t *slots = fsti_alloc_zeroed(slot_count, sizeof *slots);
+    if (slots == NULL) return fsti_error_memory(error, slot_count * sizeof *slots);
+    uint64_t key = fsti_hash_key();
+    fst_status status = FST_OK;
+    for (size_t i = 0; i < writer->tensor_count && status == FST_OK; i++) {
+        const save_tensor *tensor = &writer->tensors[i];
+        size_t slot = fsti_hash(tensor->name, tensor->name_size, key) & (slot_count - 1);
+        while (slots[slot] != 0 && !same_name(tensor, &writer->tensors[slots[slot] - 1]))
+            slot = (slot + 1) & (slot_count - 1);
+        fsti_error_place place = FSTI_NOWHERE;
+        place.tensor = tensor->name;
+        place.tensor_size = tensor->name_size;
+        if (slots[slot] != 0)
+            status = fsti_error_set(error, FST_E_ARGUMENT, place, "a tensor name comes twice");
+        slots[slot] = (uint32_t)i + 1;
+    }
+    fsti_free(slots);
+    return status;
+}
+
+static fst_status lay_out_all(fst_writer *writer, const fst_save_tensor *tensors,
+                              fst_error *error) {
+    fst_save_tensor *own = fsti_alloc((writer->tensor_count + 1) * sizeof *own);
+    if (own == NULL) return fsti_error_memory(error, writer->tensor_count * sizeof *own);
+    fst_status status = check_names(writer, error);
+    for (uint32_t f = 0; f < writer->file_count && status == FST_OK; f++)
+        status = lay_out_file(writer, f, tensors, own, error);
+    fsti_free(own);
+    return status;
+}
+
+// ---- files ----
+
+static char *format_path(const fst_writer *writer, uint32_t file) {
+    size_t capacity = strlen(writer->folder) + strlen(writer->stem) + 64;
+    char *path = fsti_alloc(capacity);
+    if (path == NULL) return NULL;
+    if (file == writer->file_count)
+        snprintf(path, capacity, "%s/%s.safetensors.index.json", writer->folder, writer->stem);
+    else if (writer->file_count == 1)
+        snprintf(path, capacity, "%s/%s.safetensors", writer->folder, writer->stem);
+    else
+        snprintf(path, capacity, "%s/%s-%05u-of-%05u.safetensors", writer->folder, writer->stem,
+                 file + 1, writer->file_count);
+    return path;
+}
+
+static fst_status find_targets(fst_writer *writer, const char *path, fst_error *error) {
+    bool is_set = writer->folder != NULL;
+    if (is_set) FST_TRY(fsti_folder_make(writer->folder, error));
+    for (uint32_t f = 0; f <= writer->file_count; f++) {
+        bool is_index = f == writer->file_count;
+        if (is_index && !is_set) break;
+        writer->published[f] =
+            is_set ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
+        if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
+        fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
+        FST_TRY(fsti_target_find(writer->published[f], target, error));
+    }
+    return FST_OK;
+}
+
+static fst_status open_outputs(fst_writer *writer, fst_error *error) {
+    for (uint32_t f = 0; f < writer->file_count; f++) {
+        save_file *file = &writer->files[f];
+        FST_TRY(fsti_output_open(&file->target, file->layout.file_bytes,
+                                 writer->options.promise == FST_SAVE_DURABLE, &file->output,
+                                 error));
+    }
+    return FST_OK;
+}
+
+/// Keeps what outlives the opening call. Metadata is in the headers by then.
+static fst_status copy_options(fst_writer *writer, const char *path,
+                               const fst_save_options *options, fst_error *error) {
+    writer->options = *options;
+    writer->file_count = options->file_count > 0 ? options->file_count : 1;
+    writer->files = fsti_alloc_zeroed(writer->file_count, sizeof *writer->files);
+    writer->published = fsti_alloc_zeroed(writer->file_count + 1, sizeof *writer->published);
+    if (writer->files == NULL || writer->published == NULL)
+        return fsti_error_memory(error, writer->file_count * sizeof *writer->files);
+    if (options->file_count == 0) return FST_OK;
+    const char *stem = options->stem == NULL ? STEM_DEFAULT : options->stem;
+    size_t size = strlen(path);
+    while (size > 1 && path[size - 1] == '/') size--;
+    writer->folder = fsti_string_copy(path, size);
+    writer->stem = fsti_string_copy(stem, strlen(stem));
+    return writer->folder == NULL || writer->stem == NULL ? fsti_error_memory(error, size) : FST_OK;
+}
+
+static fst_status begin_save(fst_writer *writer, const char *path, const fst_save_tensor *tensors,
+                             size_t tensor_count, fst_error *error) {
+    FST_TRY(copy_tensors(writer, tensors, tensor_count, error));
+    group_members(writer);
+    FST_TRY(lay_out_all(writer, tensors, error));
+    FST_TRY(find_targets(writer, path, error));
+    return open_outputs(writer, error);
+}
+
+fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
+                            const fst_save_options *options, fst_writer **out, fst_error *error) {
+    fst_writer *writer = fsti_alloc_zeroed(1, sizeof *writer);
+    if (writer == NULL) return fsti_error_memory(error, sizeof *writer);
+    pthread_mutex_init(&writer->lock, NULL);
+    pthread_mutex_init(&writer->stream_lock, NULL);
+    writer->start_ns = fsti_now_ns();
+    fst_status status = copy_options(writer, path, options, error);
+    if (status == FST_OK) status = begin_save(writer, path, tensors, tensor_count, error);
+    if (status != FST_OK) {
+        fsti_writer_close(writer);
+        return status;
+    }
+    *out = writer;
+    return FST_OK;
+}
+
+static void clear_file(save_file *file) {
+    fsti_stage_close(file->stage, NULL);
+    fsti_output_close(file->output);
+    fsti_target_clear(&file->target);
+    fsti_layout_clear(&file->layout);
+}
+
+void fsti_writer_close(fst_writer *writer) {
+    if (writer == NULL) return;
+    for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++)
+        clear_file(&writer->files[f]);
+    for (uint32_t f = 0; writer->published != NULL && f <= writer->file_count; f++)
+        fsti_free(writer->published[f]);
+    fsti_target_clear(&writer->index_target);
+    fsti_free(writer->published);
+    fsti_free(writer->files);
+    fsti_free(writer->tensors);
+    fsti_free(writer->members);
+    fsti_free(writer->member_begin);
+    fsti_free(writer->names);
+    fsti_free(writer->folder);
+    fsti_free(writer->stem);
+    pthread_mutex_destroy(&writer->lock);
+    pthread_mutex_destroy(&writer->stream_lock);
+    fsti_free(writer);
+}
+
+const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index) {
+    bool has_index = writer->folder != NULL && writer->file_count > 1;
+    if (file_index >= writer->file_count + (has_index ? 1u : 0u)) return NULL;
+    return writer->published[file_index];
+}
+
+size_t fsti_writer_tensor_count(const fst_writer *writer) { return writer->tensor_count; }
+
+void fsti_writer_stats(const fst_writer *writer, fst_save_stats *stats) {
+    const stage_counts *counts = &writer->counts;
+    snprintf(stats->engine, sizeof stats->engine, "%s",
+             counts->engine == NULL ? "" : counts->engine);
+    snprintf(stats->reason, sizeof stats->reason, "%s", counts->reason);
+    stats->file_count = writer->file_count;
+    stats->tensor_count = writer->tensor_count;
+    for (uint32_t f = 0; f < writer->file_count; f++)
+        stats->padding_count += fsti_layout_padding_count(&writer->files[f].layout);
+    stats->bytes_total = writer->bytes_total;
+    stats->bytes_written = counts->bytes_written;
+    stats->bytes_direct = counts->bytes_direct;
+    stats->bytes_staged = counts->bytes_staged;
+    stats->write_count = counts->write_count;
+    stats->stage_bytes = counts->stage_bytes;
+    stats->sync_count = writer->sync_count;
+    stats->sync_ns = writer->sync_ns;
+    stats->total_ns = writer->total_ns;
+}

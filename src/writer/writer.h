@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the writer room: layouts, saves and shard plans behind the public handles.
+/// Arguments have been checked by the api room. Knows nothing of the loader.
+#ifndef FSTI_WRITER_H
+#define FSTI_WRITER_H
+
+#include "base/base.h"
+#include "fastsafetensors/writer.h"
+
+/// `options` is complete: struct_size is this version's; name sizes are set.
+fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
+                            const fst_save_options *options, fst_writer **out, fst_error *error);
+fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t offset,
+                             const void *data, size_t size_bytes, fst_error *error);
+fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, fst_error *error);
+fst_status fsti_writer_finish(fst_writer *writer, fst_error *error);
+fst_status fsti_writer_commit(fst_writer *writer, fst_error *error);
+void fsti_writer_close(fst_writer *writer);
+const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index);
+void fsti_writer_stats(const fst_writer *writer, fst_save_stats *stats);
+size_t fsti_writer_tensor_count(const fst_writer *writer);
+
+/// See fst_shards_assign().
+fst_status fsti_shards_assign(const uint64_t *sizes, const uint64_t *groups, size_t tensor_count,
+                              uint64_t file_bytes_max, uint32_t *file_of, uint32_t *file_count,
+                              fst_error *error);
+
+fst_status fsti_layout_open(const fst_save_tensor *tensors, size_t tensor_count,
+                            const fst_save_options *options, fst_layout **out, fst_error *error);
+const char *fsti_layout_header(const fst_layout *layout, size_t *size_bytes);
+size_t fsti_layout_tensor_count(const fst_layout *layout);
+void fsti_layout_tensor(const fst_layout *layout, size_t tensor_index, uint64_t *offset,
+                        uint64_t *size_bytes);
+uint64_t fsti_layout_file_bytes(const fst_layout *layout);
+size_t fsti_layout_padding_count(const fst_layout *layout);
+void fsti_layout_close(fst_layout *layout);
+
+#endif

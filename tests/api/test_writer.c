@@ -1,0 +1,599 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Saving through the public header: layouts, streams, sets, promises, and what is refused.
+#include <dirent.h>
+#include <fastsafetensors.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define BIG_BYTES ((uint64_t)5000001)
+
+static const uint64_t shape_3[] = {3}, shape_1[] = {1}, shape_big[] = {BIG_BYTES}, shape_0[] = {0},
+                      shape_64[] = {64};
+
+static unsigned char *big_bytes(void) {
+    static unsigned char *bytes;
+    if (bytes != NULL) return bytes;
+    bytes = malloc(BIG_BYTES);
+    for (uint64_t i = 0; i < BIG_BYTES; i++) bytes[i] = fixture_byte(i);
+    return bytes;
+}
+
+static fst_save_tensor tensor_of(const char *name, fst_dtype dtype, const uint64_t *shape,
+                                 const void *data) {
+    return (fst_save_tensor){.name = name,
+                             .name_size = SIZE_MAX,
+                             .dtype = dtype,
+                             .rank = shape == NULL ? 0 : 1,
+                             .shape = shape,
+                             .data = data};
+}
+
+static fst_save_options options_of(void) {
+    return (fst_save_options){.struct_size = sizeof(fst_save_options)};
+}
+
+/// Entries of the fixture folder's subfolder (or of itself: ".") that begin with a dot.
+static int hidden_count(const char *name) {
+    DIR *folder = opendir(fixture_path(name));
+    int count = 0;
+    for (const struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+        count += entry->d_name[0] == '.' && entry->d_name[1] != '.' && entry->d_name[1] != '\0';
+    if (folder != NULL) closedir(folder);
+    return count;
+}
+
+static int file_holds(const char *name, const char *text, size_t size) {
+    char bytes[4096];
+    int fd = open(fixture_path(name), O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : read(fd, bytes, sizeof bytes);
+    if (fd >= 0) close(fd);
+    return got == (ssize_t)size && memcmp(bytes, text, size) == 0;
+}
+
+TEST(a_file_is_laid_out_as_the_reference_does)
+{
+    static const float floats[3] = {1, 2, 3};
+    fst_save_tensor tensors[] = {
+        tensor_of("b", FST_DTYPE_U8, shape_3, "xyz"),
+        tensor_of("z", FST_DTYPE_F32, shape_3, floats),
+        tensor_of("a", FST_DTYPE_U8, shape_1, "w"),
+        tensor_of("s", FST_DTYPE_F32, NULL, floats),
+        tensor_of("e\n\"", FST_DTYPE_F32, shape_0, floats),
+    };
+    fst_metadata_entry metadata = {"format", SIZE_MAX, "pt\x01", SIZE_MAX};
+    fst_save_options options = options_of();
+    options.metadata = &metadata;
+    options.metadata_count = 1;
+    CHECK_INT(fst_save(fixture_path("ref"), tensors, 5, &options, NULL, NULL), FST_OK);
+    static const char expected[] =
+        "\x40\x01\0\0\0\0\0\0{\"__metadata__\":{\"format\":\"pt\\u0001\"},"
+        "\"e\\n\\\"\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},"
+        "\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
+        "\"z\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[4,16]},"
+        "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[16,17]},"
+        "\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[17,20]}}";
+    char bytes[400] = {0};
+    int fd = open(fixture_path("ref"), O_RDONLY | O_CLOEXEC);
+    ssize_t got = read(fd, bytes, sizeof bytes);
+    close(fd);
+    CHECK(memcmp(bytes + 8, expected + 8, sizeof expected - 9) == 0);
+    uint64_t header = (unsigned char)bytes[0] | (uint64_t)(unsigned char)bytes[1] << 8;
+    CHECK_INT(header % 8, 0);
+    CHECK_INT(got, 8 + (long long)header + 20);
+    CHECK(memcmp(bytes + 8 + header + 16, "wxyz", 4) == 0);
+}
+
+/// Saves one large tensor and a few small ones; FST_OK when the file reads back right.
+static fst_status save_and_check(const char *name, const fst_save_options *options,
+                                 fst_save_stats *stats) {
+    fst_save_tensor tensors[] = {
+        tensor_of("big", FST_DTYPE_U8, shape_big, big_bytes()),
+        tensor_of("small", FST_DTYPE_U8, shape_3, big_bytes() + 7),
+        tensor_of("none", FST_DTYPE_U8, shape_0, big_bytes()),
+    };
+    fst_status status = fst_save(fixture_path(name), tensors, 3, options, stats, NULL);
+    if (status != FST_OK) return status;
+    fst_model *model;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    if (fst_model_open(fixture_path(name), NULL, &model, NULL) != FST_OK) return FST_STATUS_COUNT;
+    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return FST_STATUS_COUNT;
+    int right = 1;
+    for (size_t i = 0; i < 2; i++) {
+        fst_tensor_view view;
+        if (fst_loader_tensor(loader, tensors[i].name, SIZE_MAX, &tensor, NULL) != FST_OK ||
+            fst_tensor_view_get(tensor, &view, NULL) != FST_OK)
+            return FST_STATUS_COUNT;
+        right &= memcmp(view.data, tensors[i].data, tensors[i].shape[0]) == 0;
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return right ? FST_OK : FST_STATUS_COUNT;
+}
+
+TEST(every_engine_and_promise_writes_the_same)
+{
+    for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++)
+        for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
+            fst_save_options options = options_of();
+            options.promise = (fst_save_promise)promise;
+            options.engine = (fst_save_engine)engine;
+            fst_save_stats stats = {.struct_size = sizeof stats};
+            fst_status status = save_and_check("engines", &options, &stats);
+            if (status == FST_E_UNSUPPORTED && engine >= FST_SAVE_ENGINE_DIRECT) continue;
+            CHECK_INT(status, FST_OK);
+            CHECK_INT(stats.bytes_written, stats.bytes_total);
+            CHECK_INT(stats.sync_count, promise == FST_SAVE_DURABLE ? 2 : 0);
+            CHECK(stats.stage_bytes <= (uint64_t)32 << 20);
+            if (engine == FST_SAVE_ENGINE_BUFFERED) {
+                CHECK_INT(stats.bytes_direct, 0);
+                CHECK(stats.bytes_staged < 4096); // the large tensor is written from its place
+            }
+            if (engine >= FST_SAVE_ENGINE_DIRECT) CHECK(stats.bytes_direct + 8192 > BIG_BYTES);
+        }
+    CHECK_INT(hidden_count("."), 0);
+}
+
+TEST(memory_that_agrees_with_its_place_is_not_copied)
+{
+    fst_save_options options = options_of();
+    options.engine = FST_SAVE_ENGINE_URING;
+    options.alignment_bytes = 4096;
+    void *memory = aligned_alloc(4096, (size_t)8 << 20);
+    memset(memory, 7, (size_t)8 << 20);
+    uint64_t shape[] = {(uint64_t)8 << 20};
+    fst_save_tensor tensor = tensor_of("t", FST_DTYPE_U8, shape, memory);
+    fst_save_stats stats = {.struct_size = sizeof stats};
+    fst_status status = fst_save(fixture_path("place"), &tensor, 1, &options, &stats, NULL);
+    free(memory);
+    if (status == FST_E_UNSUPPORTED) SKIP("no direct writes in the temporary folder");
+    CHECK_INT(status, FST_OK);
+    CHECK_INT(stats.bytes_staged, 4096); // the header
+    CHECK_INT(stats.bytes_direct, ((long long)8 << 20) + 4096);
+    CHECK_INT(stats.write_count, 5);
+}
+
+TEST(alignment_fills_what_the_format_leaves_no_hole_for)
+{
+    fst_save_tensor tensors[] = {
+        tensor_of("odd", FST_DTYPE_U8, shape_3, "abc"),
+        tensor_of("odd2", FST_DTYPE_U8, shape_3, "def"),
+        tensor_of("even", FST_DTYPE_U8, (const uint64_t[]){128}, big_bytes()),
+    };
+    fst_save_options options = options_of();
+    options.alignment_bytes = 64;
+    fst_save_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(fst_save(fixture_path("aligned"), tensors, 3, &options, &stats, NULL), FST_OK);
+    CHECK_INT(stats.padding_count, 1);
+    fst_model *model;
+    CHECK_INT(fst_model_open(fixture_path("aligned"), NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_tensor_count(model), 4);
+    for (size_t i = 0; i < 4; i++) {
+        fst_tensor_info info;
+        CHECK_INT(fst_model_tensor_info(model, i, &info, NULL), FST_OK);
+        int filling = strncmp(info.name, "__padding__.", 12) == 0;
+        CHECK_INT(filling ? 0 : info.file_offset % 64, 0);
+    }
+    fst_model_close(model);
+    fst_error error;
+    tensors[0].name = "__padding__.x";
+    CHECK_INT(fst_save(fixture_path("aligned"), tensors, 3, &options, NULL, &error),
+              FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "__padding__.");
+}
+
+TEST(order_and_place_of_metadata_are_the_callers)
+{
+    fst_save_tensor tensors[] = {tensor_of("z", FST_DTYPE_U8, shape_1, "1"),
+                                 tensor_of("a", FST_DTYPE_U8, shape_1, "2")};
+    fst_save_options options = options_of();
+    options.order = FST_SAVE_ORDER_GIVEN;
+    options.has_metadata = options.metadata_last = 1;
+    options.header_alignment_bytes = 256;
+    fst_layout *layout;
+    CHECK_INT(fst_layout_open(tensors, 2, &options, &layout, NULL), FST_OK);
+    size_t size;
+    const char *header = fst_layout_header(layout, &size);
+    CHECK_INT(size, 256);
+    static const char expected[] =
+        "{\"z\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+        "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]},\"__metadata__\":{}}  ";
+    CHECK(memcmp(header + 8, expected, sizeof expected - 1) == 0);
+    CHECK_INT(fst_layout_file_bytes(layout), 258);
+    uint64_t offset, bytes;
+    CHECK_INT(fst_layout_tensor(layout, 1, &offset, &bytes, NULL), FST_OK);
+    CHECK_INT(offset, 257);
+    CHECK_INT(fst_layout_tensor(layout, 2, &offset, &bytes, NULL), FST_E_ARGUMENT);
+    fst_layout_close(layout);
+    options.order = FST_SAVE_ORDER_NAME;
+    CHECK_INT(fst_layout_open(tensors, 2, &options, &layout, NULL), FST_OK);
+    CHECK_INT(fst_layout_tensor(layout, 1, &offset, &bytes, NULL), FST_OK);
+    CHECK_INT(offset, 256);
+    fst_layout_close(layout);
+}
+
+TEST(what_cannot_be_saved_is_named)
+{
+    const struct {
+        fst_save_tensor tensor;
+        const char *words;
+    } rows[] = {
+        {tensor_of("__metadata__", FST_DTYPE_U8, shape_1, "x"), "reserved"},
+        {tensor_of("bad\xff", FST_DTYPE_U8, shape_1, "x"), "UTF-8"},
+        {tensor_of("four", FST_DTYPE_F4, shape_3, "xx"), "whole bytes"},
+        {tensor_of("huge", FST_DTYPE_U64, (const uint64_t[]){UINT64_MAX / 8}, "x"), "overflow"},
+        {tensor_of("t", FST_DTYPE_U8, shape_1, "x"), "twice"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fst_save_tensor tensors[] = {tensor_of("t", FST_DTYPE_U8, shape_1, "x"), rows[i].tensor};
+        fst_error error;
+        CHECK_INT(fst_save(fixture_path("refused"), tensors, 2, NULL, NULL, &error),
+                  FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, rows[i].words);
+        CHECK(error.tensor[0] != '\0');
+        CHECK(access(fixture_path("refused"), F_OK) != 0);
+    }
+    fst_metadata_entry metadata[] = {{"k", SIZE_MAX, "\xc0\x80", SIZE_MAX},
+                                     {"k", SIZE_MAX, "v", SIZE_MAX}};
+    fst_save_options options = options_of();
+    options.metadata = metadata;
+    options.metadata_count = 2;
+    CHECK_INT(fst_save(fixture_path("refused"), NULL, 0, &options, NULL, NULL), FST_E_ARGUMENT);
+    metadata[0].value = "v";
+    CHECK_INT(fst_save(fixture_path("refused"), NULL, 0, &options, NULL, NULL), FST_E_ARGUMENT);
+}
+
+TEST(nonsense_is_refused)
+{
+    fst_save_tensor tensor = tensor_of("t", FST_DTYPE_U8, shape_1, "x");
+    fst_save_options options = options_of();
+    const char *path = fixture_path("nonsense");
+    fst_writer *writer;
+    CHECK_INT(fst_save(NULL, &tensor, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_save(path, NULL, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_open(path, &tensor, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_write(NULL, 0, 0, "x", 1, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_map(NULL, 0, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_finish(NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_commit(NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_stats_get(NULL, NULL, NULL), FST_E_ARGUMENT);
+    CHECK(fst_writer_path(NULL, 0) == NULL);
+    fst_writer_close(NULL);
+    fst_layout_close(NULL);
+    CHECK(fst_layout_header(NULL, NULL) == NULL);
+    tensor.file_index = 1;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, NULL, &writer, NULL), FST_E_ARGUMENT);
+    tensor.file_index = 0;
+    tensor.dtype = (fst_dtype)99;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, NULL, &writer, NULL), FST_E_ARGUMENT);
+    tensor.dtype = FST_DTYPE_U8;
+    tensor.shape = NULL;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, NULL, &writer, NULL), FST_E_ARGUMENT);
+    tensor.shape = shape_1;
+    options.alignment_bytes = 48;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, NULL), FST_E_ARGUMENT);
+    options.alignment_bytes = 0;
+    options.header_alignment_bytes = 12;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, NULL), FST_E_ARGUMENT);
+    options.header_alignment_bytes = 0;
+    options.stem = "a/b";
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, NULL), FST_E_ARGUMENT);
+    options.stem = NULL;
+    options.engine = (fst_save_engine)9;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, NULL), FST_E_ARGUMENT);
+    CHECK(writer == NULL);
+}
+
+TEST(a_stream_may_come_in_any_order_and_from_many_threads)
+{
+    for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
+        fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_big, NULL),
+                                     tensor_of("b", FST_DTYPE_U8, shape_3, "xyz"),
+                                     tensor_of("c", FST_DTYPE_U8, shape_big, NULL)};
+        fst_save_options options = options_of();
+        options.engine = (fst_save_engine)engine;
+        fst_writer *writer;
+        fst_error error;
+        CHECK_INT(fst_writer_open(fixture_path("stream"), tensors, 3, &options, &writer, NULL),
+                  FST_OK);
+        fst_status first =
+            fst_writer_write(writer, 2, 1000, big_bytes() + 1000, BIG_BYTES - 1000, NULL);
+        if (first == FST_E_UNSUPPORTED) {
+            fst_writer_close(writer);
+            continue;
+        }
+        CHECK_INT(first, FST_OK);
+        CHECK_INT(fst_writer_write(writer, 2, 0, big_bytes(), 1000, NULL), FST_OK);
+        for (uint64_t at = 0; at < BIG_BYTES; at += 300000) {
+            uint64_t size = BIG_BYTES - at < 300000 ? BIG_BYTES - at : 300000;
+            unsigned char copy[300000]; // may be reused as soon as the call returns
+            memcpy(copy, big_bytes() + at, size);
+            CHECK_INT(fst_writer_write(writer, 0, at, copy, size, NULL), FST_OK);
+            memset(copy, 0, sizeof copy);
+        }
+        CHECK_INT(fst_writer_write(writer, 1, 0, "x", 1, &error), FST_E_ARGUMENT);
+        CHECK_INT(fst_writer_write(writer, 0, BIG_BYTES, "x", 1, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, "more bytes");
+        CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+        CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+        CHECK_INT(fst_writer_write(writer, 0, 0, "x", 1, &error), FST_E_ARGUMENT);
+        fst_writer_close(writer);
+        int fd = open(fixture_path("stream"), O_RDONLY | O_CLOEXEC);
+        char *bytes = malloc(3 * BIG_BYTES);
+        ssize_t got = read(fd, bytes, 3 * BIG_BYTES);
+        close(fd);
+        size_t header = (size_t)got - 2 * BIG_BYTES - 3;
+        int right = memcmp(bytes + header, big_bytes(), BIG_BYTES) == 0 &&
+                    memcmp(bytes + header + BIG_BYTES, "xyz", 3) == 0 &&
+                    memcmp(bytes + header + BIG_BYTES + 3, big_bytes(), BIG_BYTES) == 0;
+        free(bytes);
+        CHECK(right);
+    }
+}
+
+TEST(a_mapped_tensor_is_filled_in_place)
+{
+    fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_3, NULL),
+                                 tensor_of("b", FST_DTYPE_U8, shape_big, NULL)};
+    fst_writer *writer;
+    void *a, *b;
+    CHECK_INT(fst_writer_open(fixture_path("mapped"), tensors, 2, NULL, &writer, NULL), FST_OK);
+    CHECK_INT(fst_writer_map(writer, 0, &a, NULL), FST_OK);
+    CHECK_INT(fst_writer_map(writer, 1, &b, NULL), FST_OK);
+    memcpy(a, "abc", 3);
+    memcpy(b, big_bytes(), BIG_BYTES);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+    fst_writer_close(writer);
+    fst_model *model;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_model_open(fixture_path("mapped"), NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, &tensor, NULL), FST_OK);
+    fst_tensor_view view;
+    CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+    CHECK(memcmp(view.data, big_bytes(), BIG_BYTES) == 0);
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+TEST(an_incomplete_save_is_an_error_and_leaves_the_old_file)
+{
+    fixture_file("old", "old", 3);
+    fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_3, NULL)};
+    fst_writer *writer;
+    fst_error error;
+    CHECK_INT(fst_writer_open(fixture_path("old"), tensors, 1, NULL, &writer, NULL), FST_OK);
+    CHECK_INT(fst_writer_write(writer, 0, 0, "ab", 2, NULL), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_TEXT(error.tensor, "a");
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT); // broken for good
+    fst_writer_close(writer);
+    CHECK(file_holds("old", "old", 3));
+    CHECK_INT(hidden_count("."), 0);
+}
+
+static int stop_soon(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                     size_t tensors_total) {
+    (void)total;
+    (void)tensors_done;
+    (void)tensors_total;
+    *(uint64_t *)context = done;
+    return done > 3000000;
+}
+
+TEST(progress_may_cancel)
+{
+    fixture_file("cancelled", "old", 3);
+    uint64_t done = 0;
+    fst_save_options options = options_of();
+    options.progress = stop_soon;
+    options.progress_context = &done;
+    options.engine = FST_SAVE_ENGINE_URING;
+    fst_status status = save_and_check("cancelled", &options, NULL);
+    if (status == FST_E_UNSUPPORTED) SKIP("no direct writes in the temporary folder");
+    CHECK_INT(status, FST_E_CANCELLED);
+    CHECK(done > 3000000);
+    CHECK(file_holds("cancelled", "old", 3));
+    CHECK_INT(hidden_count("."), 0);
+}
+
+TEST(permissions_stay_and_links_are_followed)
+{
+    const char *path = fixture_file("real", "old", 3);
+    CHECK_INT(chmod(path, 0640), 0);
+    unlink(fixture_path("link2"));
+    CHECK_INT(symlink("link2", fixture_path("link1")), 0);
+    CHECK_INT(symlink(fixture_path("real"), fixture_path("link2")), 0);
+    CHECK_INT(save_and_check("link1", NULL, NULL), FST_OK);
+    struct stat info;
+    CHECK_INT(lstat(fixture_path("link1"), &info), 0);
+    CHECK(S_ISLNK(info.st_mode));
+    CHECK_INT(lstat(fixture_path("real"), &info), 0);
+    CHECK(S_ISREG(info.st_mode));
+    CHECK_INT(info.st_mode & 07777, 0640);
+    CHECK(info.st_size > (off_t)BIG_BYTES);
+    mode_t mask = umask(027);
+    CHECK_INT(save_and_check("fresh", NULL, NULL), FST_OK);
+    umask(mask);
+    CHECK_INT(lstat(fixture_path("fresh"), &info), 0);
+    CHECK_INT(info.st_mode & 07777, 0640);
+    CHECK_INT(symlink("loop", fixture_path("loop")), 0);
+    CHECK_INT(save_and_check("loop", NULL, NULL), FST_E_IO);
+}
+
+TEST(targets_that_are_no_files_are_refused)
+{
+    fst_error error;
+    CHECK_INT(mkdir(fixture_path("folder"), 0700), 0);
+    CHECK_INT(mkfifo(fixture_path("fifo"), 0600), 0);
+    CHECK_INT(fst_save(fixture_path("folder"), NULL, 0, NULL, NULL, &error), FST_E_NOT_REGULAR);
+    CHECK_INT(fst_save(fixture_path("folder/"), NULL, 0, NULL, NULL, &error), FST_E_NOT_REGULAR);
+    CHECK_INT(fst_save(fixture_path("fifo"), NULL, 0, NULL, NULL, &error), FST_E_NOT_REGULAR);
+    CHECK_INT(fst_save("/dev/null", NULL, 0, NULL, NULL, &error), FST_E_NOT_REGULAR);
+    CHECK_INT(fst_save(fixture_path("no/such/x"), NULL, 0, NULL, NULL, &error), FST_E_NOT_FOUND);
+    CHECK_INT(fst_save("", NULL, 0, NULL, NULL, &error), FST_E_NOT_FOUND);
+    if (geteuid() == 0) SKIP("root may write to read-only files");
+    fixture_file("readonly", "old", 3);
+    CHECK_INT(chmod(fixture_path("readonly"), 0400), 0);
+    CHECK_INT(fst_save(fixture_path("readonly"), NULL, 0, NULL, NULL, &error), FST_E_PERMISSION);
+}
+
+TEST(a_full_disk_is_noticed_before_anything_is_written)
+{
+    fixture_file("full", "old", 3);
+    struct rlimit old, limit;
+    CHECK_INT(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = old;
+    limit.rlim_cur = 1000000;
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    fst_status status = save_and_check("full", NULL, NULL);
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
+    CHECK_INT(status, FST_E_NO_SPACE);
+    CHECK(file_holds("full", "old", 3));
+    // More than any disk has.
+    uint64_t shape[] = {(uint64_t)1 << 60};
+    fst_save_tensor tensor = tensor_of("t", FST_DTYPE_U8, shape, NULL);
+    fst_writer *writer;
+    CHECK_INT(fst_writer_open(fixture_path("full"), &tensor, 1, NULL, &writer, NULL),
+              FST_E_NO_SPACE);
+    CHECK_INT(hidden_count("."), 0);
+}
+
+TEST(shards_are_assigned_as_hugging_face_does)
+{
+    const struct {
+        uint64_t sizes[6], groups[6];
+        size_t count;
+        uint32_t files[6], file_count;
+    } rows[] = {
+        {{4, 20, 4, 4}, {0}, 4, {1, 0, 1, 2}, 3},
+        {{4, 8, 2}, {0}, 3, {0, 1, 1}, 2},
+        {{4, 8, 2, 1}, {7, 0, 7, 0}, 4, {0, 1, 0, 1}, 2},
+        {{20}, {0}, 1, {0}, 1},
+        {{4, 0}, {0}, 2, {0, 0}, 1},
+        {{4, 10, 6, 11, 1}, {0}, 5, {0, 1, 3, 2, 3}, 4},
+        {{0}, {0}, 0, {0}, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        uint32_t files[6], file_count;
+        CHECK_INT(fst_shards_assign(rows[i].sizes, rows[i].groups, rows[i].count, 10, files,
+                                    &file_count, NULL),
+                  FST_OK);
+        CHECK_INT(file_count, rows[i].file_count);
+        for (size_t t = 0; t < rows[i].count; t++) CHECK_INT(files[t], rows[i].files[t]);
+    }
+}
+
+/// A set of `file_count` files with `tensor_count` tensors; byte `value` everywhere.
+static fst_status save_set(const char *folder, uint32_t file_count, char value,
+                           fst_save_promise promise) {
+    static char bytes[64];
+    char names[8][8];
+    fst_save_tensor tensors[8];
+    memset(bytes, value, sizeof bytes);
+    for (uint32_t i = 0; i < 8; i++) {
+        snprintf(names[i], sizeof names[i], "t%u", i);
+        tensors[i] = tensor_of(names[i], FST_DTYPE_U8, shape_64, bytes);
+        tensors[i].file_index = i % file_count;
+    }
+    fst_save_options options = options_of();
+    options.file_count = file_count;
+    options.promise = promise;
+    return fst_save(fixture_path(folder), tensors, 8, &options, NULL, NULL);
+}
+
+/// Bytes of the set's tensors, all the same: that byte; -1: mixed or unreadable.
+static int set_value(const char *folder) {
+    fst_model *model;
+    fst_loader *loader;
+    int value = -2;
+    if (fst_model_open(fixture_path(folder), NULL, &model, NULL) != FST_OK) return -1;
+    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return -1;
+    for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
+        fst_tensor_view view;
+        if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return -1;
+        int byte = ((const char *)view.data)[63];
+        value = value == -2 || value == byte ? byte : -1;
+        fst_tensor_unref(tensor);
+    }
+    size_t count = fst_model_tensor_count(model);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return count == 8 ? value : -1;
+}
+
+static int entry_count(const char *name) {
+    DIR *folder = opendir(fixture_path(name));
+    int count = -2; // "." and ".."
+    for (; folder != NULL && readdir(folder) != NULL;) count++;
+    if (folder != NULL) closedir(folder);
+    return count;
+}
+
+TEST(a_set_replaces_an_earlier_one_and_leaves_nothing_of_it)
+{
+    static const uint32_t counts[] = {3, 3, 2, 1, 1, 4, 1};
+    for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++)
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            char value = (char)('a' + i);
+            CHECK_INT(save_set("sets/deep", counts[i], value, (fst_save_promise)promise), FST_OK);
+            CHECK_INT(set_value("sets/deep"), value);
+            CHECK_INT(entry_count("sets/deep"), counts[i] == 1 ? 1 : (int)counts[i] + 1);
+        }
+    CHECK_INT(access(fixture_path("sets/deep/model.safetensors"), F_OK), 0);
+}
+
+TEST(other_files_of_the_folder_stay)
+{
+    CHECK_INT(save_set("mixed", 2, 'a', FST_SAVE_QUICK), FST_OK);
+    fixture_file("mixed/config.json", "{}", 2);
+    fixture_file("mixed/other-00001-of-00002.safetensors", "x", 1);
+    fixture_file("mixed/model-1-of-2.safetensors", "x", 1);
+    CHECK_INT(save_set("mixed", 3, 'b', FST_SAVE_QUICK), FST_OK);
+    CHECK_INT(set_value("mixed"), 'b');
+    CHECK_INT(entry_count("mixed"), 4 + 3);
+}
+
+TEST(the_index_is_hugging_faces)
+{
+    fst_save_tensor tensors[] = {
+        tensor_of("b\xc3\xa9\xf0\x9f\x98\x80\x7f", FST_DTYPE_U8, shape_3, "xyz"),
+        tensor_of("a", FST_DTYPE_U8, shape_3, "xyz")};
+    tensors[0].file_index = 1;
+    fst_save_options options = options_of();
+    options.file_count = 2;
+    options.stem = "diffusion";
+    fst_writer *writer;
+    CHECK_INT(fst_writer_open(fixture_path("hf"), tensors, 2, &options, &writer, NULL), FST_OK);
+    CHECK_CONTAINS(fst_writer_path(writer, 0), "/diffusion-00001-of-00002.safetensors");
+    CHECK_CONTAINS(fst_writer_path(writer, 2), "/diffusion.safetensors.index.json");
+    CHECK(fst_writer_path(writer, 3) == NULL);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+    fst_writer_close(writer);
+    static const char expected[] =
+        "{\n  \"metadata\": {\n    \"total_size\": 6\n  },\n  \"weight_map\": {\n"
+        "    \"a\": \"diffusion-00001-of-00002.safetensors\",\n"
+        "    \"b\\u00e9\\ud83d\\ude00\\u007f\": \"diffusion-00002-of-00002.safetensors\"\n  }\n}\n";
+    CHECK(file_holds("hf/diffusion.safetensors.index.json", expected, sizeof expected - 1));
+}
+
+TEST(a_name_may_come_once_in_a_set)
+{
+    fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_3, "xyz"),
+                                 tensor_of("a", FST_DTYPE_U8, shape_3, "xyz")};
+    tensors[1].file_index = 1;
+    fst_save_options options = options_of();
+    options.file_count = 2;
+    fst_error error;
+    CHECK_INT(fst_save(fixture_path("twice"), tensors, 2, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_TEXT(error.tensor, "a");
+}

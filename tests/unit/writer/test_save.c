@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Saves under faults: failing writes, missing memory, missing features. Every run ends with the
+/// new file or the old one, whole, and with nothing beside it.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "fastsafetensors.h"
+#include "fixture.h"
+#include "io/io.h"
+
+#define COUNT 5
+#define BYTES ((uint64_t)1500001)
+
+static const fst_save_engine engines[] = {FST_SAVE_ENGINE_BUFFERED, FST_SAVE_ENGINE_DIRECT,
+                                          FST_SAVE_ENGINE_URING};
+
+static fst_status save_to(const char *path, fst_save_engine engine, uint32_t file_count,
+                          fst_error *error) {
+    static char *data;
+    static const uint64_t shape[] = {BYTES};
+    if (data == NULL && (data = malloc(COUNT * BYTES)) != NULL)
+        for (uint64_t i = 0; i < COUNT * BYTES; i++) data[i] = (char)fixture_byte(i);
+    fst_save_tensor tensors[COUNT];
+    static const char *const names[COUNT] = {"t0", "t1", "t2", "t3", "t4"};
+    for (uint32_t i = 0; i < COUNT; i++)
+        tensors[i] = (fst_save_tensor){.name = names[i],
+                                       .name_size = SIZE_MAX,
+                                       .dtype = FST_DTYPE_U8,
+                                       .rank = 1,
+                                       .shape = shape,
+                                       .data = data + i * BYTES,
+                                       .file_index = file_count > 0 ? i % file_count : 0};
+    fst_save_options options = {.struct_size = sizeof options,
+                                .engine = engine,
+                                .promise = FST_SAVE_DURABLE,
+                                .thread_count = 2,
+                                .file_count = file_count};
+    return fst_save(path, tensors, COUNT, &options, NULL, error);
+}
+
+static int reads_back(const char *path) {
+    fst_model *model;
+    fst_loader *loader;
+    int right = 0;
+    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return 0;
+    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return 0;
+    for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
+        fst_tensor_view view;
+        if (fst_tensor_view_get(tensor, &view, NULL) == FST_OK)
+            right += fixture_matches(view.data, (uint64_t)(view.name[1] - '0') * BYTES, BYTES);
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return right == COUNT;
+}
+
+static int entries(const char *name) {
+    DIR *folder = opendir(fixture_path(name));
+    int count = -2;
+    for (; folder != NULL && readdir(folder) != NULL;) count++;
+    if (folder != NULL) closedir(folder);
+    return count;
+}
+
+static atomic_long writes_left;
+static atomic_int write_result; ///< what the n-th write and all later ones come to
+
+static void fail_writes(fsti_io_op *op) {
+    if (op->write_fd == 0) return;
+    if (atomic_fetch_sub(&writes_left, 1) <= 0) op->result = atomic_load(&write_result);
+}
+
+/// Like the file's old content in tests below.
+static int is_old(const char *path) {
+    char bytes[4] = "";
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : read(fd, bytes, sizeof bytes);
+    if (fd >= 0) close(fd);
+    return got == 3 && memcmp(bytes, "old", 3) == 0;
+}
+
+TEST(a_write_that_fails_leaves_the_old_file)
+{
+    CHECK_INT(mkdir(fixture_path("faults"), 0700), 0);
+    static const int results[] = {-EIO, -ENOSPC, -EDQUOT, 0};
+    for (size_t e = 0; e < sizeof engines / sizeof *engines; e++)
+        for (size_t r = 0; r < sizeof results / sizeof *results; r++) {
+            fst_status status = FST_E_IO;
+            long nth;
+            for (nth = 0; status != FST_OK && nth < 100; nth++) {
+                const char *path = fixture_file("faults/model", "old", 3);
+                fst_error error = {0};
+                atomic_store(&writes_left, nth);
+                atomic_store(&write_result, results[r]);
+                fsti_io_fault_hook_set(fail_writes);
+                status = save_to(path, engines[e], 0, &error);
+                fsti_io_fault_hook_set(NULL);
+                if (status == FST_E_UNSUPPORTED) break;
+                if (status == FST_OK) {
+                    CHECK(reads_back(path));
+                } else {
+                    bool full = results[r] == -ENOSPC || results[r] == -EDQUOT;
+                    CHECK_INT(status, full ? FST_E_NO_SPACE : FST_E_IO);
+                    CHECK_CONTAINS(error.file, "faults/model");
+                    CHECK(is_old(path));
+                }
+                CHECK_INT(entries("faults"), 1);
+            }
+            CHECK(nth > 2 || status == FST_E_UNSUPPORTED);
+        }
+}
+
+static atomic_long odd_writes;
+
+/// Every other write does less than it was asked to, or is interrupted.
+static void shorten_writes(fsti_io_op *op) {
+    long n = atomic_fetch_add(&odd_writes, 1);
+    if (op->write_fd == 0 || op->result <= 0) return;
+    if (n % 3 == 0) op->result = op->result > 4096 ? 4096 : 1;
+}
+
+TEST(short_writes_are_completed)
+{
+    for (size_t e = 0; e < sizeof engines / sizeof *engines; e++) {
+        fsti_io_fault_hook_set(shorten_writes);
+        fst_status status = save_to(fixture_path("short"), engines[e], 0, NULL);
+        fsti_io_fault_hook_set(NULL);
+        if (status == FST_E_UNSUPPORTED) continue;
+        CHECK_INT(status, FST_OK);
+        CHECK(reads_back(fixture_path("short")));
+    }
+}
+
+TEST(without_memory_at_any_point_nothing_is_lost)
+{
+    CHECK_INT(mkdir(fixture_path("memory"), 0700), 0);
+    for (uint32_t file_count = 0; file_count <= 2; file_count += 2)
+        for (size_t e = 0; e < sizeof engines / sizeof *engines; e++) {
+            fst_status status = FST_E_NO_MEMORY;
+            long live = fsti_alloc_live();
+            for (long n = 0; status != FST_OK && n < 400; n++) {
+                const char *path = file_count > 0 ? fixture_path("memory/set")
+                                                  : fixture_file("memory/file", "old", 3);
+                fst_error error = {0};
+                fsti_alloc_fail_after(n);
+                status = save_to(path, engines[e], file_count, &error);
+                fsti_alloc_fail_after(-1);
+                if (status == FST_E_UNSUPPORTED) break;
+                CHECK(status == FST_OK || status == FST_E_NO_MEMORY);
+                CHECK_INT(fsti_alloc_live(), live);
+                if (status == FST_OK)
+                    CHECK(reads_back(path));
+                else if (file_count == 0)
+                    CHECK(is_old(path));
+            }
+            CHECK(status == FST_OK || status == FST_E_UNSUPPORTED);
+        }
+    CHECK_INT(entries("memory/set"), 3);
+}
+
+TEST(what_the_system_lacks_is_done_without)
+{
+    static const unsigned hidden[] = {FSTI_IO_HIDE_TMPFILE, FSTI_IO_HIDE_URING, FSTI_IO_HIDE_DIRECT,
+                                      FSTI_IO_HIDE_TMPFILE | FSTI_IO_HIDE_DIRECT};
+    CHECK_INT(mkdir(fixture_path("lacks"), 0700), 0);
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
+        fsti_io_hide(hidden[i]);
+        fst_status one = save_to(fixture_path("lacks/model"), FST_SAVE_ENGINE_AUTO, 0, NULL);
+        fst_status set = save_to(fixture_path("lacks/set"), FST_SAVE_ENGINE_AUTO, 3, NULL);
+        fst_status forced = save_to(fixture_path("lacks/x"), FST_SAVE_ENGINE_URING, 0, NULL);
+        fsti_io_hide(0);
+        CHECK_INT(one, FST_OK);
+        CHECK_INT(set, FST_OK);
+        if ((hidden[i] & (FSTI_IO_HIDE_URING | FSTI_IO_HIDE_DIRECT)) != 0)
+            CHECK_INT(forced, FST_E_UNSUPPORTED);
+        CHECK(reads_back(fixture_path("lacks/model")));
+        CHECK(reads_back(fixture_path("lacks/set")));
+        unlink(fixture_path("lacks/x"));
+        CHECK_INT(entries("lacks"), 2);
+        CHECK_INT(entries("lacks/set"), 4);
+    }
+}
