@@ -18,6 +18,12 @@ int cmd_verify(int argc, char **argv);
 int cmd_load(int argc, char **argv);
 int cmd_engines(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_convert(int argc, char **argv);
+int cmd_extract(int argc, char **argv);
+int cmd_merge(int argc, char **argv);
+int cmd_split(int argc, char **argv);
+int cmd_diff(int argc, char **argv);
+int cmd_hash(int argc, char **argv);
 
 /// Says a failure on stderr and returns the exit code for it: what the format forbids is invalid,
 /// what the system refuses is unreadable.
@@ -44,6 +50,16 @@ int cli_print_name(const char *name, size_t size);
 void cli_print_json(const char *text, size_t size);
 /// Columns of UTF-8 text, counting code points.
 int cli_columns(const char *text, size_t size);
+
+/// A bar on stderr, redrawn as bytes arrive: an fst_progress_callback.
+int cli_show_progress(void *context, uint64_t bytes_done, uint64_t bytes_total, size_t tensors_done,
+                      size_t tensors_total);
+
+/// The number of a word in a list, or -1; the number of a dtype by name, or -1.
+int cli_find_word(const char *word, const char *const *words, int count);
+int cli_find_dtype(const char *name);
+/// True when the name matches one of the shell patterns, or there are none.
+bool cli_name_matches(const fst_tensor_info *info, const char *const *globs, size_t glob_count);
 
 /// Parses "64MiB", "2G", "1000"; false when it is none.
 bool cli_parse_size(const char *text, uint64_t *size_bytes);

@@ -10,7 +10,6 @@
 #include "cli.h"
 
 #define GLOB_COUNT_MAX 64
-#define BAR_COLUMNS 40
 
 typedef struct load_request {
     const char *path;
@@ -39,37 +38,10 @@ static void print_help(void) {
         "  --json            one JSON object a load\n");
 }
 
-/// A bar on stderr, redrawn as bytes arrive.
-static int show_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
-                         size_t tensors_done, size_t tensors_total) {
-    (void)context;
-    char done[16], total[16], bar[BAR_COLUMNS + 1];
-    int filled = bytes_total == 0 ? BAR_COLUMNS
-                                  : (int)((double)bytes_done / (double)bytes_total * BAR_COLUMNS);
-    for (int i = 0; i < BAR_COLUMNS; i++) bar[i] = i < filled ? '#' : '.';
-    bar[BAR_COLUMNS] = '\0';
-    fprintf(stderr, "\r[%s] %s of %s, %zu of %zu tensors ", bar, cli_size_text(bytes_done, done),
-            cli_size_text(bytes_total, total), tensors_done, tensors_total);
-    return 0;
-}
-
-/// The number of a word in a list, or -1.
-static int find_word(const char *word, const char *const *words, int count) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(word, words[i]) == 0) return i;
-    return -1;
-}
-
 static const char *const modes[] = {"auto", "load", "map"};
 static const char *const numas[] = {"default", "local", "interleave"};
 static const char *const rings[] = {"auto", "place", "slots"};
 static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
-
-static int find_dtype(const char *name) {
-    for (int i = 0; i < FST_DTYPE_COUNT; i++)
-        if (strcmp(name, fst_dtype_name((fst_dtype)i)) == 0) return i;
-    return -1;
-}
 
 static bool parse_count(const char *text, unsigned long max, unsigned long *out) {
     char *end;
@@ -88,23 +60,23 @@ static int take_option(load_request *request, int option, const char *value) {
         if (strcmp(value, "cpu") == 0) return EXIT_GOOD;
         return cli_usage("load", "device '%s' is not supported: only cpu is", value);
     case 'm':
-        word = find_word(value, modes, FST_MODE_COUNT);
+        word = cli_find_word(value, modes, FST_MODE_COUNT);
         options->mode = (fst_load_mode)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown mode '%s'", value) : EXIT_GOOD;
     case 'e':
-        word = find_word(value, engines, FST_ENGINE_COUNT);
+        word = cli_find_word(value, engines, FST_ENGINE_COUNT);
         options->engine = (fst_engine)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown engine '%s'", value) : EXIT_GOOD;
     case 'N':
-        word = find_word(value, numas, FST_NUMA_COUNT);
+        word = cli_find_word(value, numas, FST_NUMA_COUNT);
         options->numa = (fst_numa)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown policy '%s'", value) : EXIT_GOOD;
     case 'R':
-        word = find_word(value, rings, FST_RING_COUNT);
+        word = cli_find_word(value, rings, FST_RING_COUNT);
         options->ring = (fst_ring)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown ring '%s'", value) : EXIT_GOOD;
     case 'D':
-        word = find_dtype(value);
+        word = cli_find_dtype(value);
         options->convert = 1;
         options->dtype = (fst_dtype)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown dtype '%s'", value) : EXIT_GOOD;
@@ -241,7 +213,7 @@ int cmd_load(int argc, char **argv) {
     if (code != EXIT_GOOD || done) return code;
     request.options.globs = request.globs;
     if (cli_stderr_is_terminal() && !request.no_progress && !request.json)
-        request.options.progress = show_progress;
+        request.options.progress = cli_show_progress;
     fst_open_options open_options = {.struct_size = sizeof open_options,
                                      .flags = request.lenient ? FST_OPEN_LENIENT : 0};
     fst_model *model;

@@ -15,12 +15,18 @@ static const struct {
     {"inspect", cmd_inspect, "list tensors, sizes and metadata of a model"},
     {"verify", cmd_verify, "check a model's headers; exit 0 valid, 1 invalid, 2 unreadable"},
     {"load", cmd_load, "load a model and say how fast, by what and why"},
+    {"convert", cmd_convert, "write a model anew: dtype, alignment, order; torch files too"},
+    {"extract", cmd_extract, "write some tensors of a model to a new file"},
+    {"split", cmd_split, "write a model as a sharded set: by size, number or layer"},
+    {"merge", cmd_merge, "write a sharded model, or several files, as one file"},
+    {"diff", cmd_diff, "compare two models: names, shapes, dtypes, bytes, values"},
+    {"hash", cmd_hash, "digests of tensors and files, to be kept beside them or inside"},
     {"bench", cmd_bench, "time every way to load a file, beside plain reads"},
     {"engines", cmd_engines, "what can read files here, and why"},
 };
 
 static void print_help(void) {
-    printf("fastsafetensors: load and inspect safetensors models\n\n"
+    printf("fastsafetensors: load, inspect, save and convert safetensors models\n\n"
            "usage: fastsafetensors COMMAND [OPTIONS] PATH\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         printf("  %-9s %s\n", commands[i].name, commands[i].summary);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Output for people: messages, colours, sizes, names.
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,6 +9,8 @@
 #include <unistd.h>
 
 #include "cli.h"
+
+#define BAR_COLUMNS 40
 
 int cli_fail(const fst_error *error) {
     fprintf(stderr, "fastsafetensors: %s\n", error->message);
@@ -110,4 +113,35 @@ bool cli_parse_size(const char *text, uint64_t *size_bytes) {
     if (*end != '\0' || (shift > 0 && value >> (64 - shift) != 0)) return false;
     *size_bytes = value << shift;
     return true;
+}
+
+int cli_show_progress(void *context, uint64_t bytes_done, uint64_t bytes_total, size_t tensors_done,
+                      size_t tensors_total) {
+    (void)context;
+    char done[16], total[16], bar[BAR_COLUMNS + 1];
+    int filled = bytes_total == 0 ? BAR_COLUMNS
+                                  : (int)((double)bytes_done / (double)bytes_total * BAR_COLUMNS);
+    for (int i = 0; i < BAR_COLUMNS; i++) bar[i] = i < filled ? '#' : '.';
+    bar[BAR_COLUMNS] = '\0';
+    fprintf(stderr, "\r[%s] %s of %s, %zu of %zu tensors ", bar, cli_size_text(bytes_done, done),
+            cli_size_text(bytes_total, total), tensors_done, tensors_total);
+    return 0;
+}
+
+int cli_find_word(const char *word, const char *const *words, int count) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0) return i;
+    return -1;
+}
+
+int cli_find_dtype(const char *name) {
+    for (int i = 0; i < FST_DTYPE_COUNT; i++)
+        if (strcmp(name, fst_dtype_name((fst_dtype)i)) == 0) return i;
+    return -1;
+}
+
+bool cli_name_matches(const fst_tensor_info *info, const char *const *globs, size_t glob_count) {
+    for (size_t i = 0; i < glob_count; i++)
+        if (fnmatch(globs[i], info->name, 0) == 0) return true;
+    return glob_count == 0;
 }

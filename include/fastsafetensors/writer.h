@@ -146,14 +146,18 @@ FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tenso
                                           size_t tensor_count, const fst_save_options *options,
                                           fst_save_stats *stats, fst_error *error);
 
+/// What fst_shards_assign() has to know of a tensor.
+typedef struct fst_shard_item {
+    uint64_t size_bytes;
+    uint64_t group; ///< tensors of the same non-zero group share memory: one file, counted once
+} fst_shard_item;
+
 /// Splits tensors into files of at most `file_bytes_max` bytes as Hugging Face's libraries do: in
 /// the order given, a new file when the next tensor would not fit, a larger one alone in a file at
-/// that point. Tensors of the same non-zero `groups` number (shared memory) go where the first of
-/// them is and count once. `groups` may be NULL. file_of[i]: 0 .. *file_count - 1.
-FST_API FST_NODISCARD fst_status fst_shards_assign(const uint64_t *sizes, const uint64_t *groups,
-                                                   size_t tensor_count, uint64_t file_bytes_max,
-                                                   uint32_t *file_of, uint32_t *file_count,
-                                                   fst_error *error);
+/// that point; a group goes where the first of it is. file_of[i]: 0 .. *file_count - 1.
+FST_API FST_NODISCARD fst_status fst_shards_assign(const fst_shard_item *items, size_t item_count,
+                                                   uint64_t file_bytes_max, uint32_t *file_of,
+                                                   uint32_t *file_count, fst_error *error);
 
 /// The layout of one file without writing it: for saves to memory and for previews.
 typedef struct fst_layout fst_layout;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Writer: a save in progress; and the functions that save, lay out and assign in one call.
-#include "module.h"
+#include "save_request.h"
 
 #include <string.h>
 #include <time.h>
@@ -20,224 +20,6 @@ typedef struct writer_object {
     int uses;
     int is_closed;
 } writer_object;
-
-// ---- requests ----
-
-/// Everything that the C call points to, in few blocks.
-typedef struct save_request {
-    fst_save_options options;
-    fst_save_tensor *tensors;
-    size_t tensor_count;
-    uint64_t *numbers; ///< shapes
-    size_t number_count, number_capacity;
-    fst_metadata_entry *metadata;
-} save_request;
-
-static void clear_request(save_request *request) {
-    PyMem_Free(request->tensors);
-    PyMem_Free(request->numbers);
-    PyMem_Free(request->metadata);
-}
-
-static int find_dtype(const module_state *state, PyObject *name, fst_dtype *out) {
-    for (int i = 0; i < FST_DTYPE_COUNT; i++) {
-        // Nearly always the very string of DTYPES.
-        *out = (fst_dtype)i;
-        if (name == state->dtype_names[i]) return 1;
-    }
-    for (int i = 0; PyUnicode_Check(name) && i < FST_DTYPE_COUNT; i++) {
-        *out = (fst_dtype)i;
-        if (PyUnicode_Compare(name, state->dtype_names[i]) == 0) return 1;
-    }
-    PyErr_Format(PyExc_ValueError, "unknown dtype %R", name);
-    return 0;
-}
-
-/// Appends a shape's numbers; pointers are set once all are there.
-static int read_shape(save_request *request, PyObject *shape, uint32_t *rank) {
-    Py_ssize_t count = PySequence_Size(shape);
-    if (count < 0) return 0;
-    if (request->number_count + (size_t)count > request->number_capacity) {
-        size_t capacity = 2 * request->number_capacity + (size_t)count + 64;
-        uint64_t *grown = PyMem_Realloc(request->numbers, capacity * sizeof *grown);
-        if (grown == NULL) {
-            PyErr_NoMemory();
-            return 0;
-        }
-        request->numbers = grown;
-        request->number_capacity = capacity;
-    }
-    *rank = (uint32_t)count;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *number = PySequence_GetItem(shape, i);
-        uint64_t value = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
-        Py_XDECREF(number);
-        if (PyErr_Occurred()) return 0;
-        request->numbers[request->number_count++] = value;
-    }
-    return 1;
-}
-
-/// (name, dtype, shape, address or None, bytes).
-static int read_tensor(const module_state *state, save_request *request, PyObject *row,
-                       fst_save_tensor *tensor) {
-    if (!PyTuple_Check(row) || PyTuple_Size(row) != 5) {
-        PyErr_SetString(PyExc_TypeError, "a tensor is (name, dtype, shape, address, bytes)");
-        return 0;
-    }
-    Py_ssize_t size;
-    tensor->name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(row, 0), &size);
-    if (tensor->name == NULL) return 0;
-    tensor->name_size = (size_t)size;
-    PyObject *address = PyTuple_GetItem(row, 3);
-    if (!find_dtype(state, PyTuple_GetItem(row, 1), &tensor->dtype) ||
-        !read_shape(request, PyTuple_GetItem(row, 2), &tensor->rank))
-        return 0;
-    if (address != Py_None) tensor->data = PyLong_AsVoidPtr(address);
-    return PyErr_Occurred() == NULL;
-}
-
-/// What the caller says that a tensor has must be what shape and dtype make of it: the address is
-/// read that far.
-static int check_bytes(const fst_save_tensor *tensor, PyObject *bytes_object) {
-    unsigned long long bytes = PyLong_AsUnsignedLongLong(bytes_object), bits = 0, count = 1;
-    if (PyErr_Occurred()) return 0;
-    for (uint32_t i = 0; i < tensor->rank; i++)
-        if (__builtin_mul_overflow(count, tensor->shape[i], &count)) count = UINT64_MAX;
-    if (!__builtin_mul_overflow(count, fst_dtype_bits(tensor->dtype), &bits) && bits / 8 == bytes)
-        return 1;
-    PyErr_Format(PyExc_ValueError, "%s: %s of that shape has not %llu bytes", tensor->name,
-                 fst_dtype_name(tensor->dtype), bytes);
-    return 0;
-}
-
-static int read_tensors(const module_state *state, PyObject *rows, save_request *request) {
-    Py_ssize_t count = PySequence_Size(rows);
-    if (count < 0) return 0;
-    request->tensors = PyMem_Calloc((size_t)count + 1, sizeof *request->tensors);
-    if (request->tensors == NULL) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    request->tensor_count = (size_t)count;
-    // `rows` is a list that nobody else changes: its items stay while borrowed.
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!read_tensor(state, request, PyList_GetItem(rows, i), &request->tensors[i])) return 0;
-    const uint64_t *numbers = request->numbers;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        fst_save_tensor *tensor = &request->tensors[i];
-        tensor->shape = numbers;
-        numbers += tensor->rank;
-        if (!check_bytes(tensor, PyTuple_GetItem(PyList_GetItem(rows, i), 4))) return 0;
-        // Bytes that are there, even where there are none to be read.
-        if (tensor->data == NULL && PyTuple_GetItem(PyList_GetItem(rows, i), 3) != Py_None)
-            tensor->data = "";
-    }
-    return 1;
-}
-
-static int read_pair(PyObject *key, PyObject *value, fst_metadata_entry *entry) {
-    Py_ssize_t key_size, value_size;
-    entry->key = PyUnicode_AsUTF8AndSize(key, &key_size);
-    entry->value = entry->key == NULL ? NULL : PyUnicode_AsUTF8AndSize(value, &value_size);
-    if (entry->value == NULL) return 0;
-    entry->key_size = (size_t)key_size;
-    entry->value_size = (size_t)value_size;
-    return 1;
-}
-
-static int read_metadata(PyObject *metadata, save_request *request) {
-    if (metadata == Py_None) return 1;
-    if (!PyDict_Check(metadata)) {
-        PyErr_SetString(PyExc_TypeError, "metadata must be a dict of str to str");
-        return 0;
-    }
-    Py_ssize_t at = 0;
-    size_t count = 0;
-    PyObject *key, *value;
-    request->metadata = PyMem_Calloc((size_t)PyDict_Size(metadata) + 1, sizeof *request->metadata);
-    if (request->metadata == NULL) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    while (PyDict_Next(metadata, &at, &key, &value))
-        if (!read_pair(key, value, &request->metadata[count++])) return 0;
-    request->options.metadata = request->metadata;
-    request->options.metadata_count = count;
-    request->options.has_metadata = 1;
-    return 1;
-}
-
-static int read_files(PyObject *file_of, save_request *request) {
-    if (file_of == Py_None) return 1;
-    if (PySequence_Size(file_of) != (Py_ssize_t)request->tensor_count) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "file_of: a number a tensor");
-        return 0;
-    }
-    for (size_t i = 0; i < request->tensor_count; i++) {
-        PyObject *number = PySequence_GetItem(file_of, (Py_ssize_t)i);
-        unsigned long value = number == NULL ? 0 : PyLong_AsUnsignedLong(number);
-        Py_XDECREF(number);
-        if (PyErr_Occurred()) return 0;
-        request->tensors[i].file_index = (uint32_t)value;
-    }
-    return 1;
-}
-
-static int find_word(const char *word, const char *const *words, int count, const char *what) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(word, words[i]) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
-    return -1;
-}
-
-static int read_words(const char *promise, const char *order, const char *engine,
-                      fst_save_options *options) {
-    static const char *const promises[] = {"quick", "durable"};
-    static const char *const orders[] = {"reference", "name", "given"};
-    static const char *const engines[] = {"auto", "buffered", "direct", "uring"};
-    int promise_at = find_word(promise, promises, FST_SAVE_PROMISE_COUNT, "promise");
-    int order_at = promise_at < 0 ? -1 : find_word(order, orders, FST_SAVE_ORDER_COUNT, "order");
-    int engine_at = order_at < 0 ? -1 : find_word(engine, engines, FST_SAVE_ENGINE_COUNT, "engine");
-    if (engine_at < 0) return 0;
-    options->promise = (fst_save_promise)promise_at;
-    options->order = (fst_save_order)order_at;
-    options->engine = (fst_save_engine)engine_at;
-    return 1;
-}
-
-/// What the caller passes besides path and tensors, the same for all entry points.
-typedef struct save_arguments {
-    PyObject *path, *rows, *owners, *progress;
-} save_arguments;
-
-static int read_request(const module_state *state, PyObject *args, PyObject *kwargs,
-                        save_arguments *arguments, save_request *request) {
-    static char *names[] = {"path",          "tensors",  "metadata",   "promise",
-                            "order",         "engine",   "alignment",  "header_alignment",
-                            "metadata_last", "file_of",  "file_count", "stem",
-                            "threads",       "progress", "owners",     NULL};
-    PyObject *metadata = Py_None, *file_of = Py_None;
-    const char *promise = "quick", *order = "reference", *engine = "auto";
-    fst_save_options *options = &request->options;
-    unsigned long long alignment = 0, header_alignment = 0;
-    unsigned file_count = 0, threads = 0;
-    *arguments = (save_arguments){Py_None, NULL, Py_None, Py_None};
-    options->struct_size = sizeof *options;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|O$sssKKpOIzIOO:save", names,
-                                     &arguments->path, &PyList_Type, &arguments->rows, &metadata,
-                                     &promise, &order, &engine, &alignment, &header_alignment,
-                                     &options->metadata_last, &file_of, &file_count, &options->stem,
-                                     &threads, &arguments->progress, &arguments->owners))
-        return 0;
-    options->alignment_bytes = alignment;
-    options->header_alignment_bytes = header_alignment;
-    options->file_count = file_count;
-    options->thread_count = threads;
-    return read_words(promise, order, engine, options) &&
-           read_tensors(state, arguments->rows, request) && read_metadata(metadata, request) &&
-           read_files(file_of, request);
-}
 
 // ---- progress and signals ----
 
@@ -325,7 +107,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     save_request request = {0};
     save_arguments arguments;
     PyObject *path = NULL, *self = NULL;
-    if (read_request(state, args, kwargs, &arguments, &request) &&
+    if (fstpy_save_request_read(state, args, kwargs, &arguments, &request) &&
         PyUnicode_FSConverter(arguments.path, &path))
         self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self != NULL) {
@@ -347,7 +129,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         }
     }
     Py_XDECREF(path);
-    clear_request(&request);
+    fstpy_save_request_clear(&request);
     return self;
 }
 
@@ -499,7 +281,7 @@ static PyObject *with_layout(PyObject *module, PyObject *args, PyObject *kwargs,
     save_request request = {0};
     save_arguments arguments;
     PyObject *result = NULL;
-    if (read_request(state, args, kwargs, &arguments, &request)) {
+    if (fstpy_save_request_read(state, args, kwargs, &arguments, &request)) {
         fst_error error;
         fst_layout *layout;
         if (fst_layout_open(request.tensors, request.tensor_count, &request.options, &layout,
@@ -510,7 +292,7 @@ static PyObject *with_layout(PyObject *module, PyObject *args, PyObject *kwargs,
             fst_layout_close(layout);
         }
     }
-    clear_request(&request);
+    fstpy_save_request_clear(&request);
     return result;
 }
 
@@ -522,16 +304,20 @@ PyObject *fstpy_layout(PyObject *module, PyObject *args, PyObject *kwargs) {
     return with_layout(module, args, kwargs, 0);
 }
 
-/// The numbers of a list into `target`; false with an exception.
-static int read_list(PyObject *list, uint64_t *target, size_t count) {
-    if (PySequence_Size(list) != (Py_ssize_t)count) {
+/// Sizes and groups into items; false with an exception.
+static int read_items(PyObject *sizes, PyObject *groups, fst_shard_item *items, size_t count) {
+    int grouped = groups != Py_None;
+    if (grouped && PySequence_Size(groups) != (Py_ssize_t)count) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lists of different lengths");
         return 0;
     }
     for (size_t i = 0; i < count; i++) {
-        PyObject *number = PySequence_GetItem(list, (Py_ssize_t)i);
-        target[i] = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
-        Py_XDECREF(number);
+        PyObject *size = PySequence_GetItem(sizes, (Py_ssize_t)i);
+        PyObject *group = grouped ? PySequence_GetItem(groups, (Py_ssize_t)i) : NULL;
+        items[i].size_bytes = size == NULL ? 0 : PyLong_AsUnsignedLongLong(size);
+        items[i].group = group == NULL ? 0 : PyLong_AsUnsignedLongLong(group);
+        Py_XDECREF(size);
+        Py_XDECREF(group);
         if (PyErr_Occurred()) return 0;
     }
     return 1;
@@ -547,26 +333,23 @@ static PyObject *file_list(const uint32_t *file_of, size_t count, uint32_t file_
 }
 
 PyObject *fstpy_assign_shards(PyObject *module, PyObject *args) {
-    PyObject *size_list, *group_list, *result = NULL;
+    PyObject *sizes, *groups, *result = NULL;
     unsigned long long limit;
-    if (!PyArg_ParseTuple(args, "OOK:assign_shards", &size_list, &group_list, &limit)) return NULL;
-    Py_ssize_t count = PySequence_Size(size_list);
+    if (!PyArg_ParseTuple(args, "OOK:assign_shards", &sizes, &groups, &limit)) return NULL;
+    Py_ssize_t count = PySequence_Size(sizes);
     if (count < 0) return NULL;
-    uint64_t *numbers = PyMem_Calloc(2 * (size_t)count + 1, sizeof *numbers);
+    fst_shard_item *items = PyMem_Calloc((size_t)count + 1, sizeof *items);
     uint32_t *file_of = PyMem_Calloc((size_t)count + 1, sizeof *file_of), file_count;
-    uint64_t *groups = group_list == Py_None || numbers == NULL ? NULL : numbers + count;
     fst_error error;
-    if (numbers == NULL || file_of == NULL)
+    if (items == NULL || file_of == NULL)
         PyErr_NoMemory();
-    else if (read_list(size_list, numbers, (size_t)count) &&
-             (groups == NULL || read_list(group_list, groups, (size_t)count))) {
-        if (fst_shards_assign(numbers, groups, (size_t)count, limit, file_of, &file_count,
-                              &error) == FST_OK)
-            result = file_list(file_of, (size_t)count, file_count);
-        else
-            fstpy_raise(PyModule_GetState(module), &error);
-    }
-    PyMem_Free(numbers);
+    else if (!read_items(sizes, groups, items, (size_t)count))
+        result = NULL;
+    else if (fst_shards_assign(items, (size_t)count, limit, file_of, &file_count, &error) == FST_OK)
+        result = file_list(file_of, (size_t)count, file_count);
+    else
+        fstpy_raise(PyModule_GetState(module), &error);
+    PyMem_Free(items);
     PyMem_Free(file_of);
     return result;
 }

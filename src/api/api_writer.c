@@ -163,16 +163,15 @@ fst_status fst_save(const char *path, const fst_save_tensor *tensors, size_t ten
     return status;
 }
 
-fst_status fst_shards_assign(const uint64_t *sizes, const uint64_t *groups, size_t tensor_count,
+fst_status fst_shards_assign(const fst_shard_item *items, size_t item_count,
                              uint64_t file_bytes_max, uint32_t *file_of, uint32_t *file_count,
                              fst_error *error) {
     API_REQUIRE(file_count != NULL, error, "file_count is NULL");
     *file_count = 0;
-    API_REQUIRE((sizes != NULL && file_of != NULL) || tensor_count == 0, error,
-                "sizes or file_of is NULL");
-    API_REQUIRE(tensor_count < INT32_MAX, error, "too many tensors");
-    return fsti_shards_assign(sizes, groups, tensor_count, file_bytes_max, file_of, file_count,
-                              error);
+    API_REQUIRE((items != NULL && file_of != NULL) || item_count == 0, error,
+                "items or file_of is NULL");
+    API_REQUIRE(item_count < INT32_MAX, error, "too many tensors");
+    return fsti_shards_assign(items, item_count, file_bytes_max, file_of, file_count, error);
 }
 
 fst_status fst_layout_open(const fst_save_tensor *tensors, size_t tensor_count,

@@ -72,26 +72,12 @@ static void choose_mode(fst_loader *loader) {
     }
 }
 
-static uint64_t largest_item(const fst_loader *loader) {
-    uint64_t largest = 0;
-    for (size_t i = 0; i < loader->plan.item_count; i++) {
-        const fsti_plan_want *want = &loader->wants[i];
-        const fsti_tensor *tensor = &loader->headers[want->file]->tensors[want->tensor];
-        fsti_conversion conversion = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype);
-        uint64_t bytes = tensor->end - tensor->begin;
-        if ((fst_dtype)tensor->dtype != want->dtype)
-            bytes = bytes / conversion.from_bytes * conversion.to_bytes;
-        largest = fsti_max(largest, bytes);
-    }
-    return largest;
-}
-
 /// How large a batch may be. What a batch takes beyond its tensors (page ends, small gaps) is
 /// set aside.
 static uint64_t batch_limit(const fst_loader *loader) {
     const fst_load_options *options = &loader->options;
     if (options->budget_bytes != 0)
-        return fsti_max(options->budget_bytes / BATCHES_PER_BUDGET, largest_item(loader));
+        return options->budget_bytes / BATCHES_PER_BUDGET; // an item above it is a batch alone
     return options->order == FST_ORDER_REQUEST ? ORDERED_BATCH_BYTES : UINT64_MAX;
 }
 

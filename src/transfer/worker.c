@@ -142,9 +142,9 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
         block->target = pipeline->batches[extent->batch].buffer->data +
                         (extent->buffer_offset + begin - extent->begin);
     block->read = (fsti_io_op){.file = pipeline->job.files[extent->file],
-                              .offset = begin,
-                              .size = (size_t)(end - begin),
-                              .buffer = block->target};
+                               .offset = begin,
+                               .size = (size_t)(end - begin),
+                               .buffer = block->target};
     self->counts.read_count++;
     lane->in_flight++;
     lane->engine->submit(lane->handle, &block->read);

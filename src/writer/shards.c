@@ -51,33 +51,34 @@ static uint32_t place_tensor(shard_split *split, uint64_t size) {
     return split->open_file;
 }
 
-static void place_all(shard_split *split, const uint64_t *sizes, const uint64_t *groups,
-                      size_t tensor_count, uint32_t *file_of) {
-    for (size_t i = 0; i < tensor_count; i++) {
-        group_slot *slot = groups == NULL || groups[i] == 0 ? NULL : find_group(split, groups[i]);
+static void place_all(shard_split *split, const fst_shard_item *items, size_t item_count,
+                      uint32_t *file_of) {
+    for (size_t i = 0; i < item_count; i++) {
+        uint64_t group = items[i].group;
+        group_slot *slot = group == 0 ? NULL : find_group(split, group);
         if (slot != NULL && slot->group != 0) {
             file_of[i] = slot->file;
             continue;
         }
-        file_of[i] = place_tensor(split, sizes[i]);
-        if (slot != NULL) *slot = (group_slot){groups[i], file_of[i]};
+        file_of[i] = place_tensor(split, items[i].size_bytes);
+        if (slot != NULL) *slot = (group_slot){group, file_of[i]};
     }
     if (split->open_file != NO_FILE) fill_up(split, split->open_file);
-    for (size_t i = 0; i < tensor_count; i++) file_of[i] = split->numbers[file_of[i]];
+    for (size_t i = 0; i < item_count; i++) file_of[i] = split->numbers[file_of[i]];
 }
 
-fst_status fsti_shards_assign(const uint64_t *sizes, const uint64_t *groups, size_t tensor_count,
+fst_status fsti_shards_assign(const fst_shard_item *items, size_t item_count,
                               uint64_t file_bytes_max, uint32_t *file_of, uint32_t *file_count,
                               fst_error *error) {
     shard_split split = {.file_bytes_max = file_bytes_max, .open_file = NO_FILE, .slot_count = 4};
-    while (groups != NULL && split.slot_count < 2 * tensor_count) split.slot_count *= 2;
-    split.numbers = fsti_alloc((tensor_count + 1) * sizeof *split.numbers);
+    while (split.slot_count < 2 * item_count) split.slot_count *= 2;
+    split.numbers = fsti_alloc((item_count + 1) * sizeof *split.numbers);
     split.slots = fsti_alloc_zeroed(split.slot_count, sizeof *split.slots);
     fst_status status = FST_OK;
     if (split.numbers == NULL || split.slots == NULL)
         status = fsti_error_memory(error, split.slot_count * sizeof *split.slots);
     else
-        place_all(&split, sizes, groups, tensor_count, file_of);
+        place_all(&split, items, item_count, file_of);
     *file_count = status == FST_OK ? split.full_count : 0;
     fsti_free(split.numbers);
     fsti_free(split.slots);

@@ -21,7 +21,7 @@ void fsti_writer_stats(const fst_writer *writer, fst_save_stats *stats);
 size_t fsti_writer_tensor_count(const fst_writer *writer);
 
 /// See fst_shards_assign().
-fst_status fsti_shards_assign(const uint64_t *sizes, const uint64_t *groups, size_t tensor_count,
+fst_status fsti_shards_assign(const fst_shard_item *items, size_t item_count,
                               uint64_t file_bytes_max, uint32_t *file_of, uint32_t *file_count,
                               fst_error *error);
 

@@ -527,3 +527,37 @@ TEST(nonsense_arguments)
     fst_loader_close(loader);
     fst_model_close(model);
 }
+
+TEST(slices_of_a_tensor_larger_than_the_budget_stream_within_it)
+{
+    enum { PIECES = 64, PIECE = 100000 };
+    fst_model *model = NULL;
+    CHECK_INT(
+        fst_model_open(fixture_tensors("huge", 1, (uint64_t)PIECES * PIECE), NULL, &model, NULL),
+        FST_OK);
+    uint64_t begins[PIECES], ends[PIECES];
+    fst_request_item items[PIECES];
+    for (uint64_t i = 0; i < PIECES; i++) {
+        begins[i] = i * PIECE;
+        ends[i] = begins[i] + PIECE;
+        items[i] = (fst_request_item){.slice_begin = &begins[i], .slice_end = &ends[i]};
+    }
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.items = items;
+    options.item_count = PIECES;
+    options.order = FST_ORDER_REQUEST;
+    options.budget_bytes = 1000000;
+    fst_loader *loader;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_model_close(model);
+    fst_tensor *tensor;
+    for (uint64_t i = 0; i < PIECES; i++) {
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        CHECK(fixture_matches(view_of(tensor).data, i * PIECE, PIECE));
+        fst_tensor_unref(tensor);
+    }
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    CHECK(stats.buffer_bytes_peak <= options.budget_bytes);
+    fst_loader_close(loader);
+}

@@ -471,26 +471,26 @@ TEST(a_full_disk_is_noticed_before_anything_is_written)
 TEST(shards_are_assigned_as_hugging_face_does)
 {
     const struct {
-        uint64_t sizes[6], groups[6];
+        fst_shard_item items[6];
         size_t count;
         uint32_t files[6], file_count;
     } rows[] = {
-        {{4, 20, 4, 4}, {0}, 4, {1, 0, 1, 2}, 3},
-        {{4, 8, 2}, {0}, 3, {0, 1, 1}, 2},
-        {{4, 8, 2, 1}, {7, 0, 7, 0}, 4, {0, 1, 0, 1}, 2},
-        {{20}, {0}, 1, {0}, 1},
-        {{4, 0}, {0}, 2, {0, 0}, 1},
-        {{4, 10, 6, 11, 1}, {0}, 5, {0, 1, 3, 2, 3}, 4},
-        {{0}, {0}, 0, {0}, 0},
+        {{{4, 0}, {20, 0}, {4, 0}, {4, 0}}, 4, {1, 0, 1, 2}, 3},
+        {{{4, 0}, {8, 0}, {2, 0}}, 3, {0, 1, 1}, 2},
+        {{{4, 7}, {8, 0}, {2, 7}, {1, 0}}, 4, {0, 1, 0, 1}, 2},
+        {{{20, 0}}, 1, {0}, 1},
+        {{{4, 0}, {0, 0}}, 2, {0, 0}, 1},
+        {{{4, 0}, {10, 0}, {6, 0}, {11, 0}, {1, 0}}, 5, {0, 1, 3, 2, 3}, 4},
+        {{{0, 0}}, 0, {0}, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         uint32_t files[6], file_count;
-        CHECK_INT(fst_shards_assign(rows[i].sizes, rows[i].groups, rows[i].count, 10, files,
-                                    &file_count, NULL),
+        CHECK_INT(fst_shards_assign(rows[i].items, rows[i].count, 10, files, &file_count, NULL),
                   FST_OK);
         CHECK_INT(file_count, rows[i].file_count);
         for (size_t t = 0; t < rows[i].count; t++) CHECK_INT(files[t], rows[i].files[t]);
     }
+    CHECK_INT(fst_shards_assign(NULL, 1, 10, NULL, NULL, NULL), FST_E_ARGUMENT);
 }
 
 /// A set of `file_count` files with `tensor_count` tensors; byte `value` everywhere.

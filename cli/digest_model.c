@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Digests of a model's tensors and files, made while pieces are read ahead: a file's bytes are its
+/// header and, without a hole, its tensors in file order.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "digest.h"
+#include "rewrite.h"
+
+#define PIECE_BYTES ((uint64_t)16 << 20)
+#define BUDGET_BYTES ((uint64_t)96 << 20)
+
+typedef struct digest_job {
+    fst_model *model;
+    const digest_library *library;
+    fst_request_item *items;
+    size_t item_count, item_capacity;
+    uint64_t *numbers;
+    size_t number_count, number_capacity;
+    size_t tensor; ///< that is being cut
+    FILE *out;
+    void *file_state;
+} digest_job;
+
+static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
+                       uint64_t first_element) {
+    digest_job *job = context;
+    fst_tensor_info info;
+    (void)first_element;
+    if (fst_model_tensor_info(job->model, job->tensor, &info, NULL) != FST_OK) return false;
+    uint32_t rank = begin == NULL ? 0 : info.rank;
+    if (job->item_count == job->item_capacity) {
+        job->item_capacity = 2 * job->item_capacity + 64;
+        void *items = realloc(job->items, job->item_capacity * sizeof *job->items);
+        if (items == NULL) return false;
+        job->items = items;
+    }
+    if (job->number_count + 2 * rank > job->number_capacity) {
+        job->number_capacity = 2 * job->number_capacity + 2 * rank + 256;
+        void *numbers = realloc(job->numbers, job->number_capacity * sizeof *job->numbers);
+        if (numbers == NULL) return false;
+        job->numbers = numbers;
+    }
+    fst_request_item *item = &job->items[job->item_count++];
+    *item = (fst_request_item){.tensor_index = job->tensor};
+    if (rank == 0) return true;
+    item->slice_begin = (void *)(uintptr_t)(job->number_count + 1);
+    item->slice_end = (void *)(uintptr_t)(job->number_count + 1 + rank);
+    memcpy(job->numbers + job->number_count, begin, rank * sizeof *begin);
+    memcpy(job->numbers + job->number_count + rank, end, rank * sizeof *end);
+    job->number_count += 2 * rank;
+    return true;
+}
+
+static bool cut_tensors(digest_job *job) {
+    for (job->tensor = 0; job->tensor < fst_model_tensor_count(job->model); job->tensor++) {
+        fst_tensor_info info;
+        if (fst_model_tensor_info(job->model, job->tensor, &info, NULL) != FST_OK) return false;
+        if (info.size_bytes > 0 &&
+            !cli_cut_tensor(&info, fst_dtype_bits(info.dtype), PIECE_BYTES, take_piece, job))
+            return false;
+    }
+    for (size_t i = 0; i < job->item_count; i++) {
+        fst_request_item *item = &job->items[i];
+        if (item->slice_begin == NULL) continue;
+        item->slice_begin = job->numbers + (uintptr_t)item->slice_begin - 1;
+        item->slice_end = job->numbers + (uintptr_t)item->slice_end - 1;
+    }
+    return true;
+}
+
+/// The header's bytes are part of the file's digest.
+static int add_header(digest_job *job, const fst_file_info *info) {
+    char *bytes = malloc((size_t)info->header_bytes);
+    FILE *file = fopen(info->path, "rb");
+    size_t got =
+        bytes == NULL || file == NULL ? 0 : fread(bytes, 1, (size_t)info->header_bytes, file);
+    if (got == info->header_bytes) cli_digest_update(job->library, job->file_state, bytes, got);
+    if (file != NULL) fclose(file);
+    free(bytes);
+    if (got == info->header_bytes) return EXIT_GOOD;
+    fprintf(stderr, "fastsafetensors: the header could not be read again, in %s\n", info->path);
+    return EXIT_UNREADABLE;
+}
+
+static void put_quoted(FILE *out, const char *text, size_t size) {
+    fputc('"', out);
+    for (size_t i = 0; i < size; i++) {
+        unsigned char byte = (unsigned char)text[i];
+        if (byte == '"' || byte == '\\')
+            fprintf(out, "\\%c", byte);
+        else if (byte < 0x20 || byte == 0x7f)
+            fprintf(out, "\\u%04x", byte);
+        else
+            fputc(byte, out);
+    }
+    fputc('"', out);
+}
+
+/// Digests one tensor, whose pieces come next in the stream.
+static fst_status add_tensor(digest_job *job, fst_loader *loader, const fst_tensor_info *info,
+                             fst_error *error) {
+    void *state = cli_digest_begin(job->library);
+    char text[DIGEST_TEXT_MAX];
+    fst_status status = FST_OK;
+    for (uint64_t left = info->size_bytes; left > 0 && status == FST_OK;) {
+        fst_tensor *tensor;
+        fst_tensor_view view;
+        status = fst_loader_next(loader, -1, &tensor, error);
+        if (status != FST_OK) break;
+        status = fst_tensor_view_get(tensor, &view, error);
+        if (status == FST_OK) {
+            cli_digest_update(job->library, state, view.data, view.size_bytes);
+            cli_digest_update(job->library, job->file_state, view.data, view.size_bytes);
+            left -= view.size_bytes;
+        }
+        fst_tensor_unref(tensor);
+    }
+    cli_digest_end(job->library, state, text);
+    fprintf(job->out, "tensor %s ", text);
+    put_quoted(job->out, info->name, info->name_size);
+    fputc('\n', job->out);
+    return status;
+}
+
+static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
+    fst_file_info info;
+    fst_error error;
+    char text[DIGEST_TEXT_MAX];
+    if (fst_model_file_info(job->model, file, &info, &error) != FST_OK) return cli_fail(&error);
+    job->file_state = cli_digest_begin(job->library);
+    int code = add_header(job, &info);
+    fst_tensor_info tensor_info;
+    while (code == EXIT_GOOD && *tensor < fst_model_tensor_count(job->model) &&
+           fst_model_tensor_info(job->model, *tensor, &tensor_info, &error) == FST_OK &&
+           tensor_info.file_index == file) {
+        if (add_tensor(job, loader, &tensor_info, &error) != FST_OK) code = cli_fail(&error);
+        ++*tensor;
+    }
+    cli_digest_end(job->library, job->file_state, text);
+    const char *slash = strrchr(info.path, '/');
+    const char *name = slash == NULL ? info.path : slash + 1;
+    fprintf(job->out, "file %s ", text);
+    put_quoted(job->out, name, strlen(name));
+    fputc('\n', job->out);
+    return code;
+}
+
+static int digest_all(digest_job *job, bool no_progress) {
+    fst_error error;
+    fst_loader *loader = NULL;
+    bool shows = cli_stderr_is_terminal() && !no_progress;
+    fst_load_options options = {.struct_size = sizeof options,
+                                .mode = FST_MODE_LOAD,
+                                .order = FST_ORDER_REQUEST,
+                                .items = job->items,
+                                .item_count = job->item_count,
+                                .budget_bytes = BUDGET_BYTES,
+                                .progress = shows ? cli_show_progress : NULL};
+    if (job->item_count > 0 && fst_loader_open(job->model, &options, &loader, &error) != FST_OK)
+        return cli_fail(&error);
+    int code = EXIT_GOOD;
+    size_t tensor = 0;
+    fprintf(job->out, "fastsafetensors-digest 1 %s\n", cli_digest_name(job->library));
+    for (size_t f = 0; f < fst_model_file_count(job->model) && code == EXIT_GOOD; f++)
+        code = digest_file(job, loader, f, &tensor);
+    fst_loader_close(loader);
+    if (shows) fprintf(stderr, "\n");
+    return code;
+}
+
+int cli_digest_model(fst_model *model, const digest_library *library, bool no_progress,
+                     char **text) {
+    size_t size;
+    digest_job job = {.model = model, .library = library};
+    *text = NULL;
+    job.out = open_memstream(text, &size);
+    int code = EXIT_UNREADABLE;
+    if (job.out == NULL || !cut_tensors(&job))
+        fprintf(stderr, "fastsafetensors: out of memory\n");
+    else
+        code = digest_all(&job, no_progress);
+    if (job.out != NULL && fclose(job.out) != 0) code = EXIT_UNREADABLE;
+    free(job.items);
+    free(job.numbers);
+    return code;
+}

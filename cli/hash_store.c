@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Kept digests: written, found and compared.
+#include "hash_store.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "rewrite.h"
+
+#define ALGORITHM_KEY "digest.algorithm"
+#define TENSOR_KEY "digest.tensor."
+#define FIRST_LINE "fastsafetensors-digest 1 "
+
+static char *sidecar_path(const char *path, const char *suffix) {
+    size_t size = strlen(path);
+    while (size > 1 && path[size - 1] == '/') size--;
+    char *result = malloc(size + strlen(suffix) + 1);
+    if (result == NULL) return NULL;
+    memcpy(result, path, size);
+    strcpy(result + size, suffix);
+    return result;
+}
+
+int hash_sidecar_write(const char *path, const char *text) {
+    char *target = sidecar_path(path, ".digest"), *fresh = sidecar_path(path, ".digest.new");
+    FILE *file = target == NULL || fresh == NULL ? NULL : fopen(fresh, "we");
+    bool good =
+        file != NULL && fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    if (file != NULL && fclose(file) != 0) good = false;
+    if (good && rename(fresh, target) != 0) good = false;
+    if (!good) {
+        fprintf(stderr, "fastsafetensors: writing %s: %s\n", fresh == NULL ? path : fresh,
+                strerror(errno));
+        if (fresh != NULL && file != NULL) unlink(fresh);
+    }
+    free(target);
+    free(fresh);
+    return good ? EXIT_GOOD : EXIT_UNREADABLE;
+}
+
+/// The digest in a line "KIND HEX NAME\n"; *hex is not terminated.
+static bool read_line(const char *line, const char *kind, const char **hex, size_t *hex_size) {
+    size_t size = strlen(kind);
+    if (strncmp(line, kind, size) != 0 || line[size] != ' ') return false;
+    *hex = line + size + 1;
+    *hex_size = strcspn(*hex, " \n");
+    return true;
+}
+
+static const char *next_line(const char *text) {
+    const char *end = strchr(text, '\n');
+    return end == NULL ? text + strlen(text) : end + 1;
+}
+
+static char *copy_bytes(const char *bytes, size_t size) {
+    char *copy = malloc(size + 1);
+    if (copy == NULL) return NULL;
+    memcpy(copy, bytes, size);
+    copy[size] = '\0';
+    return copy;
+}
+
+/// Text of a known size.
+typedef struct span {
+    const char *bytes;
+    size_t size;
+} span;
+
+/// A pair whose strings are copies.
+static bool add_pair(fst_metadata_entry *entry, const char *prefix, span key, span value) {
+    size_t prefix_size = strlen(prefix);
+    char *full = malloc(prefix_size + key.size + 1), *copy = copy_bytes(value.bytes, value.size);
+    *entry = (fst_metadata_entry){full, prefix_size + key.size, copy, value.size};
+    if (full == NULL || copy == NULL) return false;
+    memcpy(full, prefix, prefix_size);
+    memcpy(full + prefix_size, key.bytes, key.size);
+    full[prefix_size + key.size] = '\0';
+    return true;
+}
+
+static bool is_digest_key(const fst_metadata_entry *entry) {
+    return (entry->key_size == strlen(ALGORITHM_KEY) &&
+            memcmp(entry->key, ALGORITHM_KEY, entry->key_size) == 0) ||
+           (entry->key_size >= strlen(TENSOR_KEY) &&
+            memcmp(entry->key, TENSOR_KEY, strlen(TENSOR_KEY)) == 0);
+}
+
+/// Adds the lines of tensors, which come in the model's order.
+static bool add_tensor_pairs(const fst_model *model, const char *text, fst_metadata_entry *entries,
+                             size_t *count) {
+    size_t tensor = 0;
+    for (const char *line = text; *line != '\0'; line = next_line(line)) {
+        const char *hex;
+        size_t hex_size;
+        fst_tensor_info info;
+        if (!read_line(line, "tensor", &hex, &hex_size)) continue;
+        if (fst_model_tensor_info(model, tensor++, &info, NULL) != FST_OK) return false;
+        if (!add_pair(&entries[(*count)++], TENSOR_KEY, (span){info.name, info.name_size},
+                      (span){hex, hex_size}))
+            return false;
+    }
+    return true;
+}
+
+fst_metadata_entry *hash_metadata(const fst_model *model, const char *text, size_t *count) {
+    size_t own_count, kept = 0;
+    fst_metadata_entry *own = cli_model_metadata(model, &own_count);
+    fst_metadata_entry *entries =
+        own == NULL ? NULL : calloc(own_count + fst_model_tensor_count(model) + 1, sizeof *entries);
+    bool good = entries != NULL;
+    for (size_t i = 0; good && i < own_count; i++)
+        if (!is_digest_key(&own[i]))
+            good = add_pair(&entries[kept++], "", (span){own[i].key, own[i].key_size},
+                            (span){own[i].value, own[i].value_size});
+    const char *algorithm = text + strlen(FIRST_LINE);
+    if (good)
+        good = add_pair(&entries[kept++], ALGORITHM_KEY, (span){"", 0},
+                        (span){algorithm, strcspn(algorithm, "\n")}) &&
+               add_tensor_pairs(model, text, entries, &kept);
+    free(own);
+    *count = kept;
+    if (good) return entries;
+    hash_metadata_free(entries, kept);
+    return NULL;
+}
+
+void hash_metadata_free(fst_metadata_entry *entries, size_t count) {
+    for (size_t i = 0; entries != NULL && i < count; i++) {
+        free((void *)(uintptr_t)entries[i].key);
+        free((void *)(uintptr_t)entries[i].value);
+    }
+    free(entries);
+}
+
+// ---- verifying ----
+
+static char *read_sidecar(const char *path) {
+    char *name = sidecar_path(path, ".digest"), *text = NULL;
+    struct stat info;
+    FILE *file = name == NULL ? NULL : fopen(name, "re");
+    if (file != NULL && fstat(fileno(file), &info) == 0 && info.st_size < (off_t)1 << 31 &&
+        (text = calloc((size_t)info.st_size + 1, 1)) != NULL)
+        text[fread(text, 1, (size_t)info.st_size, file)] = '\0';
+    if (file != NULL) fclose(file);
+    free(name);
+    return text;
+}
+
+/// The algorithm of digests that are kept inside; "" when none are.
+static void read_embedded(const fst_model *model, char *algorithm, size_t capacity) {
+    size_t count;
+    fst_metadata_entry *entries = cli_model_metadata(model, &count);
+    algorithm[0] = '\0';
+    for (size_t i = 0; entries != NULL && i < count; i++)
+        if (entries[i].key_size == strlen(ALGORITHM_KEY) && is_digest_key(&entries[i]))
+            snprintf(algorithm, capacity, "%s", entries[i].value);
+    free(entries);
+}
+
+/// The value of "digest.tensor.NAME", or NULL.
+static const char *embedded_digest(const fst_metadata_entry *entries, size_t count,
+                                   const fst_tensor_info *info) {
+    size_t prefix = strlen(TENSOR_KEY);
+    for (size_t i = 0; i < count; i++)
+        if (entries[i].key_size == prefix + info->name_size &&
+            memcmp(entries[i].key, TENSOR_KEY, prefix) == 0 &&
+            memcmp(entries[i].key + prefix, info->name, info->name_size) == 0)
+            return entries[i].value;
+    return NULL;
+}
+
+static int compare_embedded(const fst_model *model, const char *text) {
+    size_t count, tensor = 0;
+    int code = EXIT_GOOD;
+    fst_metadata_entry *entries = cli_model_metadata(model, &count);
+    for (const char *line = text; entries != NULL && *line != '\0'; line = next_line(line)) {
+        const char *hex;
+        size_t hex_size;
+        fst_tensor_info info;
+        if (!read_line(line, "tensor", &hex, &hex_size) ||
+            fst_model_tensor_info(model, tensor++, &info, NULL) != FST_OK)
+            continue;
+        const char *kept = embedded_digest(entries, count, &info);
+        if (kept != NULL && strlen(kept) == hex_size && memcmp(kept, hex, hex_size) == 0) continue;
+        printf("differs: ");
+        cli_print_name(info.name, info.name_size);
+        printf(kept == NULL ? " (no digest is kept)\n" : "\n");
+        code = EXIT_INVALID;
+    }
+    free(entries);
+    return code;
+}
+
+/// Lines of both texts are in the same order: what differs is said by its kept name.
+static int compare_lines(const char *kept, const char *found) {
+    int code = EXIT_GOOD;
+    while (*kept != '\0' || *found != '\0') {
+        size_t kept_size = strcspn(kept, "\n"), found_size = strcspn(found, "\n");
+        if (kept_size != found_size || memcmp(kept, found, kept_size) != 0) {
+            const char *line = *kept != '\0' ? kept : found;
+            printf("differs: ");
+            cli_print_name(line, strcspn(line, "\n"));
+            printf("\n");
+            code = EXIT_INVALID;
+        }
+        kept = next_line(kept);
+        found = next_line(found);
+    }
+    return code;
+}
+
+int hash_verify(const char *path, fst_model *model, bool quiet) {
+    char algorithm[16] = "", *kept = read_sidecar(path), *found = NULL;
+    if (kept != NULL && strncmp(kept, FIRST_LINE, strlen(FIRST_LINE)) == 0)
+        snprintf(algorithm, sizeof algorithm, "%.*s", (int)strcspn(kept + strlen(FIRST_LINE), "\n"),
+                 kept + strlen(FIRST_LINE));
+    else if (kept == NULL)
+        read_embedded(model, algorithm, sizeof algorithm);
+    if (algorithm[0] == '\0') {
+        printf("%s: no digests are kept, beside it or inside\n", path);
+        free(kept);
+        return EXIT_INVALID;
+    }
+    const digest_library *library = cli_digest_library(algorithm);
+    int code = library == NULL ? EXIT_UNREADABLE : cli_digest_model(model, library, quiet, &found);
+    if (code == EXIT_GOOD)
+        code = kept != NULL ? compare_lines(kept, found) : compare_embedded(model, found);
+    if (code == EXIT_GOOD && !quiet) printf("%s: all digests (%s) are right\n", path, algorithm);
+    free(kept);
+    free(found);
+    return code;
+}

@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Rewriting: pieces are loaded (and converted) ahead within a budget, and written in the order of
+/// the new file.
+#include "rewrite.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/// Pieces and what may be loaded ahead: together with the loader's and the writer's slots well
+/// below 256 MiB.
+#define PIECE_BYTES ((uint64_t)16 << 20)
+#define BUDGET_BYTES ((uint64_t)96 << 20)
+
+/// A tensor of the new model.
+typedef struct rewrite_output {
+    size_t source; ///< in the model
+    fst_tensor_info info;
+    fst_dtype dtype; ///< of the new one
+    uint64_t offset, size_bytes;
+} rewrite_output;
+
+/// A piece on its way: an item of the load and where it goes.
+typedef struct rewrite_piece {
+    size_t output;
+    uint64_t offset;
+} rewrite_piece;
+
+typedef struct rewrite_job {
+    const rewrite_plan *plan;
+    fst_model *model;
+    rewrite_output *outputs;
+    size_t count;
+    fst_save_tensor *tensors;
+    fst_save_options save;
+    fst_metadata_entry *metadata;
+    fst_request_item *items;
+    rewrite_piece *pieces;
+    uint64_t *numbers; ///< of slices: begin and end of each piece
+    size_t piece_count, piece_capacity, number_count, number_capacity;
+    size_t current; ///< output that is being cut
+} rewrite_job;
+
+static void clear_job(rewrite_job *job) {
+    free(job->outputs);
+    free(job->tensors);
+    free(job->metadata);
+    free(job->items);
+    free(job->pieces);
+    free(job->numbers);
+}
+
+static int no_memory(void) {
+    fprintf(stderr, "fastsafetensors: out of memory\n");
+    return EXIT_UNREADABLE;
+}
+
+// ---- what the new model has ----
+
+static bool has_prefix_class(fst_dtype dtype, const char *classes) {
+    return strchr(classes, fst_dtype_name(dtype)[0]) != NULL;
+}
+
+static bool is_float(fst_dtype dtype) {
+    return has_prefix_class(dtype, "FB") && dtype != FST_DTYPE_BOOL && dtype != FST_DTYPE_F6_E2M3 &&
+           dtype != FST_DTYPE_F6_E3M2;
+}
+
+/// The dtype that the library converts to: the rules of fst_load_options.convert.
+static fst_dtype new_dtype(const rewrite_plan *plan, fst_dtype own) {
+    fst_dtype wish = plan->dtype;
+    if (!plan->convert || own == wish) return own;
+    if (is_float(own) && is_float(wish)) return wish;
+    bool integers = has_prefix_class(own, "IU") && has_prefix_class(wish, "IU");
+    bool unsigned_to_any = fst_dtype_name(own)[0] == 'U' || fst_dtype_name(wish)[0] == 'I';
+    return integers && unsigned_to_any && fst_dtype_bits(wish) > fst_dtype_bits(own) ? wish : own;
+}
+
+static int choose_outputs(rewrite_job *job) {
+    fst_error error;
+    size_t total = fst_model_tensor_count(job->model);
+    job->outputs = calloc(total + 1, sizeof *job->outputs);
+    if (job->outputs == NULL) return no_memory();
+    for (size_t i = 0; i < total; i++) {
+        fst_tensor_info info;
+        if (fst_model_tensor_info(job->model, i, &info, &error) != FST_OK) return cli_fail(&error);
+        if (!cli_name_matches(&info, job->plan->globs, job->plan->glob_count)) continue;
+        job->outputs[job->count++] =
+            (rewrite_output){.source = i, .info = info, .dtype = new_dtype(job->plan, info.dtype)};
+    }
+    if (job->count > 0 || job->plan->glob_count == 0) return EXIT_GOOD;
+    fprintf(stderr, "fastsafetensors: no tensor's name matches\n");
+    return EXIT_INVALID;
+}
+
+static int describe_tensors(rewrite_job *job) {
+    job->tensors = calloc(job->count + 1, sizeof *job->tensors);
+    if (job->tensors == NULL) return no_memory();
+    for (size_t i = 0; i < job->count; i++) {
+        const rewrite_output *output = &job->outputs[i];
+        job->tensors[i] = (fst_save_tensor){.name = output->info.name,
+                                            .name_size = output->info.name_size,
+                                            .dtype = output->dtype,
+                                            .rank = output->info.rank,
+                                            .shape = output->info.shape};
+    }
+    return EXIT_GOOD;
+}
+
+fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
+    size_t capacity = 1;
+    *count = 0;
+    for (size_t f = 0; f < fst_model_file_count(model); f++) {
+        fst_file_info info;
+        if (fst_model_file_info(model, f, &info, NULL) == FST_OK) capacity += info.metadata_count;
+    }
+    fst_metadata_entry *entries = calloc(capacity, sizeof *entries), entry;
+    for (size_t f = 0; entries != NULL && f < fst_model_file_count(model); f++)
+        for (size_t i = 0; fst_model_metadata(model, f, i, &entry, NULL) == FST_OK; i++) {
+            size_t at = 0;
+            while (at < *count && (entries[at].key_size != entry.key_size ||
+                                   memcmp(entries[at].key, entry.key, entry.key_size) != 0))
+                at++;
+            if (at == *count) entries[(*count)++] = entry;
+        }
+    return entries;
+}
+
+static int fill_metadata(rewrite_job *job) {
+    const rewrite_plan *plan = job->plan;
+    if (plan->metadata != NULL) {
+        job->save.metadata = plan->metadata;
+        job->save.metadata_count = plan->metadata_count;
+        return EXIT_GOOD;
+    }
+    job->metadata = cli_model_metadata(job->model, &job->save.metadata_count);
+    job->save.metadata = job->metadata;
+    return job->metadata == NULL ? no_memory() : EXIT_GOOD;
+}
+
+// ---- which file each goes to ----
+
+static int assign_by_size(rewrite_job *job, uint64_t file_bytes_max, uint32_t *file_of) {
+    fst_shard_item *items = calloc(job->count + 1, sizeof *items);
+    if (items == NULL) return no_memory();
+    for (size_t i = 0; i < job->count; i++) items[i].size_bytes = job->outputs[i].size_bytes;
+    fst_error error;
+    fst_status status = fst_shards_assign(items, job->count, file_bytes_max, file_of,
+                                          &job->save.file_count, &error);
+    free(items);
+    if (job->save.file_count == 0) job->save.file_count = 1;
+    return status == FST_OK ? EXIT_GOOD : cli_fail(&error);
+}
+
+/// Into N files of about the same size, in file order.
+static void assign_evenly(rewrite_job *job, uint32_t file_count, uint32_t *file_of) {
+    uint64_t total = 0, before = 0;
+    for (size_t i = 0; i < job->count; i++) total += job->outputs[i].size_bytes;
+    if (file_count > job->count && job->count > 0) file_count = (uint32_t)job->count;
+    for (size_t i = 0; i < job->count; i++) {
+        // By its middle, so that no file stays empty before the last; and at least one a file.
+        double middle = (double)before + (double)job->outputs[i].size_bytes / 2;
+        uint32_t file = total == 0 ? 0 : (uint32_t)(middle / (double)total * file_count);
+        uint32_t previous = i == 0 ? 0 : file_of[i - 1];
+        size_t left = job->count - i, files_left = file_count - previous - (i == 0 ? 0 : 1);
+        if (i > 0 && left <= files_left) file = previous + 1;
+        if (i > 0 && file > previous + 1) file = previous + 1;
+        if (i == 0) file = 0;
+        file_of[i] = file < file_count ? file : file_count - 1;
+        before += job->outputs[i].size_bytes;
+    }
+    job->save.file_count = file_count > 0 ? file_count : 1;
+}
+
+/// The name up to and with its first number that is a component of its own; 0: there is none.
+static size_t layer_prefix(const fst_tensor_info *info) {
+    for (size_t begin = 0; begin < info->name_size;) {
+        size_t end = begin;
+        while (end < info->name_size && info->name[end] != '.') end++;
+        size_t digits = begin;
+        while (digits < end && info->name[digits] >= '0' && info->name[digits] <= '9') digits++;
+        if (digits == end && end > begin) return end;
+        begin = end + 1;
+    }
+    return 0;
+}
+
+/// A file for each layer in order of appearance; what belongs to none shares one of its own.
+static void assign_by_layer(rewrite_job *job, uint32_t *file_of) {
+    uint32_t count = 0, rest = UINT32_MAX;
+    for (size_t i = 0; i < job->count; i++) {
+        const fst_tensor_info *info = &job->outputs[i].info;
+        size_t size = layer_prefix(info), other = i;
+        if (size == 0) {
+            file_of[i] = rest == UINT32_MAX ? (rest = count++) : rest;
+            continue;
+        }
+        // Layers lie together in most files: looking backwards finds them at once.
+        while (other-- > 0) {
+            const fst_tensor_info *before = &job->outputs[other].info;
+            if (layer_prefix(before) == size && memcmp(before->name, info->name, size) == 0) break;
+        }
+        file_of[i] = other == SIZE_MAX ? count++ : file_of[other];
+    }
+    job->save.file_count = count > 0 ? count : 1;
+}
+
+static int assign_files(rewrite_job *job) {
+    const rewrite_plan *plan = job->plan;
+    int code = EXIT_GOOD;
+    if (plan->file_bytes_max == 0 && plan->wanted_files == 0 && !plan->by_layer) return EXIT_GOOD;
+    uint32_t *file_of = calloc(job->count + 1, sizeof *file_of);
+    if (file_of == NULL) return no_memory();
+    if (plan->by_layer)
+        assign_by_layer(job, file_of);
+    else if (plan->wanted_files > 0)
+        assign_evenly(job, plan->wanted_files, file_of);
+    else
+        code = assign_by_size(job, plan->file_bytes_max, file_of);
+    for (size_t i = 0; i < job->count; i++) job->tensors[i].file_index = file_of[i];
+    free(file_of);
+    if (code == EXIT_GOOD && job->save.file_count > 99999)
+        return cli_usage("split", "that would be more than 99999 files");
+    return code;
+}
+
+// ---- pieces, in the order in which the new files take them ----
+
+static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
+                       uint64_t first_element) {
+    rewrite_job *job = context;
+    const rewrite_output *output = &job->outputs[job->current];
+    uint32_t rank = begin == NULL ? 0 : output->info.rank;
+    if (job->piece_count == job->piece_capacity) {
+        job->piece_capacity = 2 * job->piece_capacity + 64;
+        void *items = realloc(job->items, job->piece_capacity * sizeof *job->items);
+        if (items != NULL) job->items = items;
+        void *pieces = realloc(job->pieces, job->piece_capacity * sizeof *job->pieces);
+        if (pieces != NULL) job->pieces = pieces;
+        if (items == NULL || pieces == NULL) return false;
+    }
+    if (job->number_count + 2 * rank > job->number_capacity) {
+        job->number_capacity = 2 * job->number_capacity + 2 * rank + 256;
+        void *numbers = realloc(job->numbers, job->number_capacity * sizeof *job->numbers);
+        if (numbers == NULL) return false;
+        job->numbers = numbers;
+    }
+    // Numbers may still move: places now, pointers in link_slices().
+    job->items[job->piece_count] = (fst_request_item){.tensor_index = output->source};
+    if (rank > 0) {
+        job->items[job->piece_count].slice_begin = (void *)(uintptr_t)(job->number_count + 1);
+        memcpy(job->numbers + job->number_count, begin, rank * sizeof *begin);
+        memcpy(job->numbers + job->number_count + rank, end, rank * sizeof *end);
+        job->number_count += 2 * rank;
+    }
+    job->pieces[job->piece_count++] =
+        (rewrite_piece){job->current, first_element * fst_dtype_bits(output->dtype) / 8};
+    return true;
+}
+
+static void link_slices(rewrite_job *job) {
+    for (size_t i = 0; i < job->piece_count; i++) {
+        fst_request_item *item = &job->items[i];
+        if (item->slice_begin == NULL) continue;
+        uint32_t rank = job->outputs[job->pieces[i].output].info.rank;
+        item->slice_begin = job->numbers + (uintptr_t)item->slice_begin - 1;
+        item->slice_end = item->slice_begin + rank;
+    }
+}
+
+typedef struct place {
+    uint32_t file;
+    size_t output;
+    uint64_t offset;
+} place;
+
+static int compare_places(const void *a_pointer, const void *b_pointer) {
+    const place *a = a_pointer, *b = b_pointer;
+    if (a->file != b->file) return a->file < b->file ? -1 : 1;
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    return a->output < b->output ? -1 : a->output > b->output;
+}
+
+/// Where each tensor lies in its file: the layout is made once more, a file at a time.
+static int find_places(rewrite_job *job, place *places) {
+    fst_save_tensor *own = calloc(job->count + 1, sizeof *own);
+    size_t *index = calloc(job->count + 1, sizeof *index);
+    uint32_t file_count = job->save.file_count > 0 ? job->save.file_count : 1;
+    fst_error error;
+    fst_status status = own == NULL || index == NULL ? FST_E_NO_MEMORY : FST_OK;
+    snprintf(error.message, sizeof error.message, "out of memory");
+    error.status = FST_E_NO_MEMORY;
+    for (uint32_t f = 0; f < file_count && status == FST_OK; f++) {
+        fst_layout *layout;
+        size_t count = 0;
+        for (size_t i = 0; i < job->count; i++)
+            if (job->tensors[i].file_index == f) {
+                own[count] = job->tensors[i];
+                own[count].file_index = 0;
+                index[count++] = i;
+            }
+        fst_save_options options = job->save;
+        options.file_count = 0;
+        if ((status = fst_layout_open(own, count, &options, &layout, &error)) != FST_OK) break;
+        for (size_t i = 0; i < count && status == FST_OK; i++) {
+            places[index[i]] = (place){.file = f, .output = index[i]};
+            status = fst_layout_tensor(layout, i, &places[index[i]].offset,
+                                       &job->outputs[index[i]].size_bytes, &error);
+        }
+        fst_layout_close(layout);
+    }
+    free(own);
+    free(index);
+    return status == FST_OK ? EXIT_GOOD : cli_fail(&error);
+}
+
+static int cut_outputs(rewrite_job *job) {
+    place *places = calloc(job->count + 1, sizeof *places);
+    if (places == NULL) return no_memory();
+    int code = find_places(job, places);
+    if (code == EXIT_GOOD) qsort(places, job->count, sizeof *places, compare_places);
+    for (size_t i = 0; i < job->count && code == EXIT_GOOD; i++) {
+        const rewrite_output *output = &job->outputs[places[i].output];
+        job->current = places[i].output;
+        if (output->size_bytes == 0) continue;
+        uint64_t in_bits = fst_dtype_bits(output->info.dtype);
+        uint64_t out_bits = fst_dtype_bits(output->dtype);
+        // Whole bytes on both sides: a cut that suits the smaller element suits both.
+        uint64_t bits = in_bits % 8 != 0 || out_bits % 8 != 0
+                            ? (in_bits < out_bits ? in_bits : out_bits)
+                            : (in_bits > out_bits ? in_bits : out_bits);
+        uint64_t limit = PIECE_BYTES * bits / (in_bits > out_bits ? in_bits : out_bits);
+        if (!cli_cut_tensor(&output->info, bits, limit, take_piece, job)) code = no_memory();
+    }
+    free(places);
+    link_slices(job);
+    return code;
+}
+
+// ---- the stream ----
+
+static int write_pieces(rewrite_job *job, fst_loader *loader, fst_writer *writer) {
+    fst_error error;
+    fst_status status = FST_OK;
+    for (size_t i = 0; i < job->piece_count && status == FST_OK; i++) {
+        fst_tensor *tensor;
+        fst_tensor_view view;
+        status = fst_loader_next(loader, -1, &tensor, &error);
+        if (status != FST_OK) break;
+        status = fst_tensor_view_get(tensor, &view, &error);
+        if (status == FST_OK)
+            status = fst_writer_write(writer, job->pieces[i].output, job->pieces[i].offset,
+                                      view.data, view.size_bytes, &error);
+        fst_tensor_unref(tensor);
+    }
+    if (status == FST_OK) status = fst_writer_commit(writer, &error);
+    return status == FST_OK ? EXIT_GOOD : cli_fail(&error);
+}
+
+static void say_done(const rewrite_job *job, const fst_writer *writer) {
+    fst_save_stats stats = {.struct_size = sizeof stats};
+    char size[16];
+    if (fst_writer_stats_get(writer, &stats, NULL) != FST_OK) return;
+    double seconds = (double)stats.total_ns / 1e9;
+    printf("%s: %zu tensors, %s in %" PRIu32 " file%s, %.2f s, %.2f GB/s (%s, %s)\n",
+           job->plan->target, stats.tensor_count, cli_size_text(stats.bytes_total, size),
+           stats.file_count, stats.file_count == 1 ? "" : "s", seconds,
+           (double)stats.bytes_total / 1e9 / (seconds > 0 ? seconds : 1e-9), stats.engine,
+           job->save.promise == FST_SAVE_DURABLE ? "durable" : "quick");
+}
+
+static int run_job(rewrite_job *job) {
+    fst_error error;
+    fst_writer *writer;
+    fst_loader *loader = NULL;
+    bool shows = cli_stderr_is_terminal() && !job->plan->no_progress;
+    if (shows) job->save.progress = cli_show_progress;
+    if (fst_writer_open(job->plan->target, job->tensors, job->count, &job->save, &writer, &error) !=
+        FST_OK)
+        return cli_fail(&error);
+    fst_load_options options = {.struct_size = sizeof options,
+                                .mode = FST_MODE_LOAD,
+                                .order = FST_ORDER_REQUEST,
+                                .items = job->items,
+                                .item_count = job->piece_count,
+                                .budget_bytes = BUDGET_BYTES,
+                                .convert = job->plan->convert,
+                                .dtype = job->plan->dtype};
+    int code = EXIT_GOOD;
+    // Without pieces there is nothing to load, and an empty request would mean everything.
+    if (job->piece_count > 0 && fst_loader_open(job->model, &options, &loader, &error) != FST_OK)
+        code = cli_fail(&error);
+    else
+        code = write_pieces(job, loader, writer);
+    fst_loader_close(loader);
+    if (shows) fprintf(stderr, "\n");
+    if (code == EXIT_GOOD) say_done(job, writer);
+    fst_writer_close(writer);
+    return code;
+}
+
+static void say_plan(const rewrite_job *job) {
+    uint32_t file_count = job->save.file_count > 0 ? job->save.file_count : 1;
+    uint64_t total = 0;
+    size_t converted = 0;
+    char size[16];
+    for (size_t i = 0; i < job->count; i++) {
+        total += job->outputs[i].size_bytes;
+        converted += job->outputs[i].dtype != job->outputs[i].info.dtype;
+    }
+    printf("would write %s: %zu tensors, %s in %" PRIu32 " file%s", job->plan->target, job->count,
+           cli_size_text(total, size), file_count, file_count == 1 ? "" : "s");
+    if (converted > 0)
+        printf(", %zu tensors converted to %s", converted, fst_dtype_name(job->plan->dtype));
+    printf("\n");
+    for (uint32_t f = 0; file_count > 1 && f < file_count; f++) {
+        uint64_t bytes = 0;
+        size_t tensors = 0;
+        for (size_t i = 0; i < job->count; i++)
+            if (job->tensors[i].file_index == f) {
+                bytes += job->outputs[i].size_bytes;
+                tensors++;
+            }
+        printf("  file %" PRIu32 ": %zu tensors, %s\n", f + 1, tensors, cli_size_text(bytes, size));
+    }
+}
+
+static int size_outputs(rewrite_job *job) {
+    for (size_t i = 0; i < job->count; i++) {
+        rewrite_output *output = &job->outputs[i];
+        output->size_bytes = (output->info.element_count * fst_dtype_bits(output->dtype) + 7) / 8;
+    }
+    return EXIT_GOOD;
+}
+
+int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
+    rewrite_job job = {.plan = plan, .model = model, .save = plan->save};
+    int code = choose_outputs(&job);
+    if (code == EXIT_GOOD) code = size_outputs(&job);
+    if (code == EXIT_GOOD) code = describe_tensors(&job);
+    if (code == EXIT_GOOD) code = fill_metadata(&job);
+    if (code == EXIT_GOOD) code = assign_files(&job);
+    if (code == EXIT_GOOD) code = cut_outputs(&job);
+    if (code == EXIT_GOOD && plan->dry_run)
+        say_plan(&job);
+    else if (code == EXIT_GOOD)
+        code = run_job(&job);
+    clear_job(&job);
+    return code;
+}

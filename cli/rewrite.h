@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One model into another, as a stream: what convert, extract, merge and split share.
+#ifndef CLI_REWRITE_H
+#define CLI_REWRITE_H
+
+#include "cli.h"
+
+typedef struct rewrite_plan {
+    const char *target;
+    fst_save_options save; ///< metadata and files are filled in
+    int convert;           ///< floats become `dtype` (integers wider ones) where that is possible
+    fst_dtype dtype;
+    const char **globs; ///< NULL: all tensors
+    size_t glob_count;
+    uint64_t file_bytes_max; ///< split by size; 0: not
+    uint32_t wanted_files;   ///< split into this many; 0: not
+    bool by_layer;           ///< split by the first number in the names
+    bool dry_run, no_progress;
+    /// Metadata instead of the model's own; NULL: that.
+    const fst_metadata_entry *metadata;
+    size_t metadata_count;
+} rewrite_plan;
+
+/// Rewrites an opened model; says what was done. Returns the exit code.
+int cli_rewrite(fst_model *model, const rewrite_plan *plan);
+
+/// All metadata of a model's files; a key of several files has its first value. The array is the
+/// caller's, to be freed; NULL without memory.
+fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count);
+
+/// Cuts a tensor in slices of at most about `piece_bytes`, each contiguous; calls `take` for each
+/// with begin and end of every dimension and the index of its first element. False when `take`
+/// returned false.
+typedef bool (*piece_callback)(void *context, const uint64_t *begin, const uint64_t *end,
+                               uint64_t first_element);
+bool cli_cut_tensor(const fst_tensor_info *info, uint64_t bits, uint64_t piece_bytes,
+                    piece_callback take, void *context);
+
+/// The greatest rank that pieces are cut for; tensors of more dimensions come whole.
+#define CLI_RANK_MAX 32
+
+#endif

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Tensors in pieces: slices that are contiguous and small enough to be held many at a time.
+#include <string.h>
+
+#include "rewrite.h"
+
+/// The dimension that is cut: all before it are single, all after it whole. *row_bytes: bytes of
+/// one index of it. UINT32_MAX when the whole tensor is small enough.
+static uint32_t cut_dimension(const fst_tensor_info *info, uint64_t bits, uint64_t piece_bytes,
+                              uint64_t *row_bytes) {
+    uint64_t bytes = (bits + 7) / 8;
+    uint32_t dimension = info->rank;
+    // Elements below a byte are cut along other dimensions than the last only.
+    if (bits % 8 != 0 && dimension > 0) bytes = (info->shape[--dimension] * bits + 7) / 8;
+    while (dimension > 0 && bytes * info->shape[dimension - 1] <= piece_bytes)
+        bytes *= info->shape[--dimension];
+    *row_bytes = bytes;
+    return dimension == 0 ? UINT32_MAX : dimension - 1;
+}
+
+/// The next index of the dimensions before `dimension`; false after the last.
+static bool next_index(const fst_tensor_info *info, uint32_t dimension, uint64_t *begin,
+                       uint64_t *end) {
+    for (uint32_t i = dimension; i-- > 0;) {
+        begin[i]++;
+        end[i] = begin[i] + 1;
+        if (begin[i] < info->shape[i]) return true;
+        begin[i] = 0;
+        end[i] = 1;
+    }
+    return false;
+}
+
+bool cli_cut_tensor(const fst_tensor_info *info, uint64_t bits, uint64_t piece_bytes,
+                    piece_callback take, void *context) {
+    uint64_t begin[CLI_RANK_MAX] = {0}, end[CLI_RANK_MAX] = {0}, row_bytes, first = 0;
+    if (info->rank == 0 || info->rank > CLI_RANK_MAX || info->element_count == 0 ||
+        info->shape[info->rank - 1] * bits % 8 != 0)
+        return take(context, NULL, NULL, 0);
+    uint32_t cut = cut_dimension(info, bits, piece_bytes, &row_bytes);
+    if (cut == UINT32_MAX) return take(context, NULL, NULL, 0);
+    uint64_t step = row_bytes == 0 || row_bytes >= piece_bytes ? 1 : piece_bytes / row_bytes;
+    uint64_t row_elements = 1;
+    for (uint32_t i = 0; i < info->rank; i++) end[i] = i < cut ? 1 : info->shape[i];
+    for (uint32_t i = cut + 1; i < info->rank; i++) row_elements *= info->shape[i];
+    do {
+        for (uint64_t at = 0; at < info->shape[cut]; at += step) {
+            begin[cut] = at;
+            end[cut] = info->shape[cut] - at < step ? info->shape[cut] : at + step;
+            if (!take(context, begin, end, first)) return false;
+            first += (end[cut] - at) * row_elements;
+        }
+    } while (next_index(info, cut, begin, end));
+    return true;
+}

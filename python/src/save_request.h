@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The arguments of a save, from Python's objects to the structs of the C call.
+#ifndef FSTPY_SAVE_REQUEST_H
+#define FSTPY_SAVE_REQUEST_H
+
+#include "module.h"
+
+/// Everything that the C call points to, in few blocks.
+typedef struct save_request {
+    fst_save_options options;
+    fst_save_tensor *tensors;
+    size_t tensor_count;
+    uint64_t *numbers; ///< shapes
+    size_t number_count, number_capacity;
+    fst_metadata_entry *metadata;
+} save_request;
+
+/// What the caller passes besides path and tensors, the same for all entry points.
+typedef struct save_arguments {
+    PyObject *path, *rows, *owners, *progress;
+} save_arguments;
+
+/// Reads the arguments of Writer(); false with an exception. The structs borrow from the arguments.
+int fstpy_save_request_read(const module_state *state, PyObject *args, PyObject *kwargs,
+                            save_arguments *arguments, save_request *request);
+/// Frees what reading has made, also after it failed.
+void fstpy_save_request_clear(save_request *request);
+
+#endif
