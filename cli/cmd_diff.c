@@ -92,7 +92,9 @@ static fst_status open_side(tensor_pair *pair, int side, const fst_dtype *dtype,
                                 .order = FST_ORDER_REQUEST,
                                 .items = pair->items,
                                 .item_count = pair->count,
-                                .budget_bytes = BUDGET_BYTES};
+                                .budget_bytes = BUDGET_BYTES,
+                                // Cached chunks by pread: mapped pages would count as our memory.
+                                .no_sigbus_guard = 1};
     if (dtype != NULL) {
         options.convert = 1;
         options.dtype = *dtype;

@@ -157,6 +157,8 @@ static int digest_all(digest_job *job, bool no_progress) {
                                 .items = job->items,
                                 .item_count = job->item_count,
                                 .budget_bytes = BUDGET_BYTES,
+                                // Cached chunks by pread: mapped pages would count as our memory.
+                                .no_sigbus_guard = 1,
                                 .progress = shows ? cli_show_progress : NULL};
     if (job->item_count > 0 && fst_loader_open(job->model, &options, &loader, &error) != FST_OK)
         return cli_fail(&error);

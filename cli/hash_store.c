@@ -18,10 +18,9 @@
 static char *sidecar_path(const char *path, const char *suffix) {
     size_t size = strlen(path);
     while (size > 1 && path[size - 1] == '/') size--;
-    char *result = malloc(size + strlen(suffix) + 1);
-    if (result == NULL) return NULL;
-    memcpy(result, path, size);
-    strcpy(result + size, suffix);
+    size_t capacity = size + strlen(suffix) + 1;
+    char *result = malloc(capacity);
+    if (result != NULL) snprintf(result, capacity, "%.*s%s", (int)size, path, suffix);
     return result;
 }
 
@@ -118,9 +117,10 @@ fst_metadata_entry *hash_metadata(const fst_model *model, const char *text, size
                             (span){own[i].value, own[i].value_size});
     const char *algorithm = text + strlen(FIRST_LINE);
     if (good)
-        good = add_pair(&entries[kept++], ALGORITHM_KEY, (span){"", 0},
-                        (span){algorithm, strcspn(algorithm, "\n")}) &&
-               add_tensor_pairs(model, text, entries, &kept);
+        good = add_pair(&entries[kept], ALGORITHM_KEY, (span){"", 0},
+                        (span){algorithm, strcspn(algorithm, "\n")});
+    kept++;
+    if (good) good = add_tensor_pairs(model, text, entries, &kept);
     free(own);
     *count = kept;
     if (good) return entries;
@@ -144,7 +144,7 @@ static char *read_sidecar(const char *path) {
     FILE *file = name == NULL ? NULL : fopen(name, "re");
     if (file != NULL && fstat(fileno(file), &info) == 0 && info.st_size < (off_t)1 << 31 &&
         (text = calloc((size_t)info.st_size + 1, 1)) != NULL)
-        text[fread(text, 1, (size_t)info.st_size, file)] = '\0';
+        text[0] = fread(text, 1, (size_t)info.st_size, file) == 0 ? '\0' : text[0];
     if (file != NULL) fclose(file);
     free(name);
     return text;

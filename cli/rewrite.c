@@ -117,7 +117,8 @@ fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
     }
     fst_metadata_entry *entries = calloc(capacity, sizeof *entries), entry;
     for (size_t f = 0; entries != NULL && f < fst_model_file_count(model); f++)
-        for (size_t i = 0; fst_model_metadata(model, f, i, &entry, NULL) == FST_OK; i++) {
+        for (size_t i = 0;
+             *count < capacity && fst_model_metadata(model, f, i, &entry, NULL) == FST_OK; i++) {
             size_t at = 0;
             while (at < *count && (entries[at].key_size != entry.key_size ||
                                    memcmp(entries[at].key, entry.key, entry.key_size) != 0))
@@ -210,7 +211,8 @@ static int assign_files(rewrite_job *job) {
     const rewrite_plan *plan = job->plan;
     int code = EXIT_GOOD;
     if (plan->file_bytes_max == 0 && plan->wanted_files == 0 && !plan->by_layer) return EXIT_GOOD;
-    uint32_t *file_of = calloc(job->count + 1, sizeof *file_of);
+    size_t count = job->count;
+    uint32_t *file_of = calloc(count + 1, sizeof *file_of);
     if (file_of == NULL) return no_memory();
     if (plan->by_layer)
         assign_by_layer(job, file_of);
@@ -218,7 +220,7 @@ static int assign_files(rewrite_job *job) {
         assign_evenly(job, plan->wanted_files, file_of);
     else
         code = assign_by_size(job, plan->file_bytes_max, file_of);
-    for (size_t i = 0; i < job->count; i++) job->tensors[i].file_index = file_of[i];
+    for (size_t i = 0; i < count; i++) job->tensors[i].file_index = file_of[i];
     free(file_of);
     if (code == EXIT_GOOD && job->save.file_count > 99999)
         return cli_usage("split", "that would be more than 99999 files");
@@ -316,11 +318,12 @@ static int find_places(rewrite_job *job, place *places) {
 }
 
 static int cut_outputs(rewrite_job *job) {
-    place *places = calloc(job->count + 1, sizeof *places);
+    size_t count = job->count;
+    place *places = calloc(count + 1, sizeof *places);
     if (places == NULL) return no_memory();
     int code = find_places(job, places);
-    if (code == EXIT_GOOD) qsort(places, job->count, sizeof *places, compare_places);
-    for (size_t i = 0; i < job->count && code == EXIT_GOOD; i++) {
+    if (code == EXIT_GOOD) qsort(places, count, sizeof *places, compare_places);
+    for (size_t i = 0; i < count && code == EXIT_GOOD; i++) {
         const rewrite_output *output = &job->outputs[places[i].output];
         job->current = places[i].output;
         if (output->size_bytes == 0) continue;
@@ -385,6 +388,8 @@ static int run_job(rewrite_job *job) {
                                 .items = job->items,
                                 .item_count = job->piece_count,
                                 .budget_bytes = BUDGET_BYTES,
+                                // Cached chunks by pread: mapped pages would count as our memory.
+                                .no_sigbus_guard = 1,
                                 .convert = job->plan->convert,
                                 .dtype = job->plan->dtype};
     int code = EXIT_GOOD;

@@ -72,7 +72,8 @@ def _span(tensor: Any) -> tuple[int, int]:
     begin = tensor.data_ptr()
     if tensor.is_contiguous():
         return begin, begin + tensor.nbytes
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = sum((size - 1) * stride for size, stride in steps)
     return begin, begin + (reach + 1) * tensor.element_size()
 
 

@@ -5,9 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-/// PyBUF_WRITE, which the headers of the limited API of 3.10 leave out.
-#define MEMORY_WRITABLE 0x200
-
 /// How often a long save looks for Ctrl-C and tells its progress.
 #define REPORT_NS ((int64_t)50 * 1000 * 1000)
 
@@ -160,9 +157,9 @@ static PyObject *writer_write(PyObject *self, PyObject *args) {
     return result;
 }
 
-static PyObject *writer_map(PyObject *self, PyObject *args) {
-    Py_ssize_t index, size;
-    if (!PyArg_ParseTuple(args, "nn:map", &index, &size)) return NULL;
+static PyObject *writer_map(PyObject *self, PyObject *index_object) {
+    Py_ssize_t index = PyLong_AsSsize_t(index_object);
+    if (PyErr_Occurred()) return NULL;
     fst_writer *writer = begin_use(self);
     if (writer == NULL) return NULL;
     fst_error error;
@@ -170,7 +167,7 @@ static PyObject *writer_map(PyObject *self, PyObject *args) {
     fst_status status = fst_writer_map(writer, (size_t)index, &address, &error);
     end_use(self);
     if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
-    return PyMemoryView_FromMemory(address, size, MEMORY_WRITABLE);
+    return PyLong_FromVoidPtr(address);
 }
 
 typedef fst_status (*writer_step)(fst_writer *writer, fst_error *error);
@@ -356,9 +353,8 @@ PyObject *fstpy_assign_shards(PyObject *module, PyObject *args) {
 
 static PyMethodDef writer_methods[] = {
     {"write", writer_write, METH_VARARGS, "write(index, offset, address, bytes)."},
-    {"map", writer_map, METH_VARARGS,
-     "map(index, bytes): the tensor's place in the new file as a memoryview, to be released "
-     "before finish()."},
+    {"map", writer_map, METH_O,
+     "map(index): address of the tensor's bytes in the new file, valid until finish()."},
     {"finish", writer_finish, METH_NOARGS, "Writes and checks everything; names nothing yet."},
     {"commit", writer_commit, METH_NOARGS, "Finishes if need be and puts the files in place."},
     {"close", writer_close, METH_NOARGS, "Ends; what was not committed leaves nothing behind."},

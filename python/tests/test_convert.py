@@ -5,6 +5,7 @@ import struct
 
 import pytest
 from conftest import write_raw
+
 from fastsafetensors import _core
 from fastsafetensors.torch import load_file
 

@@ -7,6 +7,7 @@ import random
 import struct
 
 import pytest
+
 from fastsafetensors import SafetensorError
 from fastsafetensors.numpy import load_file
 

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 
-import fastsafetensors
 import pytest
 from conftest import same_bits
+
+import fastsafetensors
 from fastsafetensors import SafeTensorsFileLoader, _core
 from fastsafetensors.torch import load_file
 

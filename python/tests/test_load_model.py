@@ -2,6 +2,7 @@
 """load_model: straight into the parameters' own memory."""
 
 import pytest
+
 from fastsafetensors import _core, keep_memory, trim
 from fastsafetensors.torch import load_file, load_model
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from conftest import same_bits
+
 from fastsafetensors import SafetensorError, safe_open
 
 
@@ -70,8 +71,9 @@ def test_wrong_slices(model):
 
 
 def test_slices_read_only_what_is_asked(tmp_path, torch):
-    from fastsafetensors import _core
     from safetensors.torch import save_file
+
+    from fastsafetensors import _core
 
     path = tmp_path / "m.safetensors"
     save_file({"a": torch.zeros(4096, 4096), "b": torch.zeros(1 << 20)}, path)

@@ -76,7 +76,7 @@ static fst_status create_file(fsti_output *output, fst_error *error) {
     if (output->hidden == NULL) return fsti_error_memory(error, capacity);
     output->fd = open_unnamed(target->folder);
     if (output->fd < 0) FST_TRY(open_hidden(output, capacity, error));
-    if (!target->exists) return FST_OK;
+    if (!target->exists || output->fd < 0) return FST_OK;
     // Owner first: changing it clears set-id bits. Only root may, and nobody else needs to.
     if (fchown(output->fd, target->owner, target->group) != 0 && errno != EPERM)
         return fsti_error_errno(error, errno, target->path, "keeping the owner");

@@ -76,8 +76,8 @@ static fst_status look_at(fsti_target *target, fst_error *error) {
 fst_status fsti_target_find(const char *path, fsti_target *out, fst_error *error) {
     memset(out, 0, sizeof *out);
     out->path = fsti_string_copy(path, strlen(path));
-    fst_status status = out->path == NULL ? fsti_error_memory(error, strlen(path))
-                                          : follow_links(&out->path, error);
+    if (out->path == NULL) return fsti_error_memory(error, strlen(path));
+    fst_status status = follow_links(&out->path, error);
     if (status == FST_OK) status = look_at(out, error);
     if (status == FST_OK && (out->folder = folder_of(out->path)) == NULL)
         status = fsti_error_memory(error, strlen(path));

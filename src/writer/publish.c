@@ -72,8 +72,8 @@ static fst_status put_index_file(fst_writer *writer, const char *text, size_t si
 }
 
 static fst_status put_index(fst_writer *writer, bool hidden, fst_error *error) {
-    char *text;
-    size_t size;
+    char *text = NULL;
+    size_t size = 0;
     FST_TRY(make_index_text(writer, hidden, &text, &size, error));
     fst_status status = put_index_file(writer, text, size, error);
     fsti_free(text);
@@ -108,8 +108,9 @@ static void remove_stale(const fst_writer *writer) {
     DIR *folder = opendir(writer->folder);
     if (folder == NULL) return;
     const struct dirent *entry;
-    while ((entry = readdir(folder)) != NULL)
-        if (is_stale(writer, entry->d_name)) unlinkat(dirfd(folder), entry->d_name, 0);
+    int fd = dirfd(folder);
+    while (fd >= 0 && (entry = readdir(folder)) != NULL)
+        if (is_stale(writer, entry->d_name)) unlinkat(fd, entry->d_name, 0);
     closedir(folder);
 }
 

@@ -159,8 +159,9 @@ static fst_status reap_one(save_stage *stage, fst_error *error) {
 
 static fst_status take_slot(save_stage *stage, stage_slot **out, fst_error *error) {
     while (stage->busy_count == stage->slot_count) FST_TRY(reap_one(stage, error));
-    for (uint32_t i = 0; i < stage->slot_count; i++)
-        if (!stage->slots[i].busy) *out = &stage->slots[i];
+    uint32_t free = 0; // there is one: not all are busy
+    while (stage->slots[free].busy) free++;
+    *out = &stage->slots[free];
     return FST_OK;
 }
 
@@ -193,7 +194,9 @@ static fst_status close_slot(save_stage *stage, fst_error *error) {
 
 static fst_status fill_slot(save_stage *stage, const char *data, uint64_t *size, fst_error *error) {
     if (stage->open_slot == NULL) {
-        FST_TRY(take_slot(stage, &stage->open_slot, error));
+        stage_slot *slot = NULL;
+        FST_TRY(take_slot(stage, &slot, error));
+        stage->open_slot = slot;
         stage->open_begin = stage->cursor;
         stage->open_fill = 0;
     }

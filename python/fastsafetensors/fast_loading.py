@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers for training programs: load, save, shard, cache.
+
+    from fastsafetensors.fast_loading import load_safetensors, save_safetensors
+
+    weights = load_safetensors("base.safetensors", num_threads=8)
+    save_safetensors(lora_weights, "lora.safetensors", metadata={"lora_rank": "16"})
+    save_embeddings_safetensors({"prompt": prompt, "pooled": [a, None]}, "cache.safetensors")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path as _Path
+from typing import Any
+
+from ._core import Model, SafetensorError, assign_shards
+from ._saving import Progress, check_names, parse_size, save_rows
+
+__all__ = [
+    "is_fastsafetensors_available",
+    "load_embeddings_safetensors",
+    "load_safetensors",
+    "load_safetensors_mmap",
+    "load_safetensors_sharded",
+    "save_embeddings_safetensors",
+    "save_safetensors",
+    "save_safetensors_sharded",
+]
+
+_Path_ = str | os.PathLike[str]
+
+# Metadata entry that holds the structure of embeddings, as JSON.
+_STRUCTURE_KEY = "fastsafetensors.structure"
+
+
+def is_fastsafetensors_available() -> bool:
+    """Tell whether this package can be used: it is being used."""
+    return True
+
+
+def load_safetensors(path: _Path_, num_threads: int = 8, device: Any = "cpu") -> dict[str, Any]:
+    """Load all tensors of a file into memory of their own: {name: torch.Tensor}.
+
+    num_threads is a wish: a load uses no more threads than it has work for. FileNotFoundError for
+    a missing file, SafetensorError for a bad one.
+    """
+    from .torch import load_file
+
+    if num_threads <= 0:
+        raise ValueError(f"num_threads must be positive, not {num_threads}")
+    return load_file(path, device, mode="load", threads=num_threads)
+
+
+def save_safetensors(
+    state_dict: dict[str, Any], path: _Path_, metadata: dict[str, str] | None = None
+) -> None:
+    """Save {name: torch.Tensor}; without metadata, {"format": "pt"} is written.
+
+    The checks and promises are fastsafetensors.torch.save_file's.
+    """
+    from .torch import save_file
+
+    save_file(state_dict, path, {"format": "pt"} if metadata is None else metadata)
+
+
+def load_safetensors_mmap(
+    path: _Path_, keys: list[str] | None = None, device: Any = "cpu"
+) -> dict[str, Any]:
+    """Load only the named tensors, in that order, as views of the file: {name: torch.Tensor}.
+
+    Pages come when they are touched. keys: None means all, [] none; KeyError names one that the
+    file lacks.
+    """
+    from .torch import export
+
+    model = Model(path)
+    try:
+        names = model.names() if keys is None else list(keys)
+        for name in names:
+            if model.find(name) < 0:
+                raise KeyError(f"{name!r} is not in {os.fspath(path)}")
+        if not names:
+            return {}
+        loader = model.load(names, mode="map", order="request")
+        try:
+            return export(loader, device)
+        finally:
+            loader.close()
+    finally:
+        model.close()
+
+
+# ---- sharded models ----
+
+
+def _storage_groups(tensors: dict[str, Any]) -> list[int]:
+    """A number for each tensor: that of its memory, where it shares it with another.
+
+    Tensors without elements have no memory, which Hugging Face's splitter takes for shared.
+    """
+    from ._torch_state import storage_ptr
+
+    keys = [(str(tensor.device), storage_ptr(tensor)) for tensor in tensors.values()]
+    counts: dict[tuple[str, int], int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    numbers: dict[tuple[str, int], int] = {}
+    return [
+        numbers.setdefault(key, len(numbers) + 1) if counts[key] > 1 else 0
+        for key in keys
+    ]
+
+
+def save_safetensors_sharded(
+    state_dict: dict[str, Any],
+    output_dir: _Path_,
+    max_shard_size: int | str = 10 * 1024**3,
+    metadata: dict[str, str] | None = None,
+    *,
+    durable: bool = False,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> str:
+    """Save {name: torch.Tensor} as Hugging Face's libraries do; return the index's path.
+
+    Files hold at most max_shard_size bytes of tensors (an int, or "5GB"), in the dict's order; a
+    larger tensor is alone. What fits in one file becomes model.safetensors without an index, and
+    that path is returned. Of tensors that share memory one is saved and the others are named in
+    the metadata ({left out: kept}), as save_model does.
+
+    The folder is made. Shards are written in parallel; the index comes into place last, and files
+    of an earlier save go after that, so that a reader finds the old set or the new one.
+    metadata goes to every file; without it, {"format": "pt"}.
+    """
+    from ._torch_state import find_tied, make_rows
+
+    limit = parse_size(max_shard_size)
+    check_names(state_dict, metadata)
+    tied = find_tied(state_dict)
+    kept = {name: tensor for name, tensor in state_dict.items() if name not in tied}
+    rows, owners = make_rows(kept)
+    sizes = [row[4] for row in rows]
+    file_of, file_count = assign_shards(sizes, _storage_groups(kept), limit)
+    paths, _ = save_rows(
+        output_dir,
+        rows,
+        {**({"format": "pt"} if metadata is None else metadata), **tied},
+        promise="durable" if durable else "quick",
+        file_of=file_of,
+        file_count=max(file_count, 1),
+        threads=threads,
+        progress=progress,
+        owners=owners,
+    )
+    return str(paths[-1])
+
+
+def _add_tied(model: Model, tensors: dict[str, Any]) -> None:
+    """Names that were saved once for several: the metadata says which."""
+    for index in range(model.file_count):
+        for name, kept in (model.metadata(index) or {}).items():
+            if kept in tensors and name not in tensors:
+                tensors[name] = tensors[kept]
+
+
+def load_safetensors_sharded(model_dir: _Path_, device: Any = "cpu") -> dict[str, Any]:
+    """Load a folder: by its index, or, without one, all its *.safetensors files, sorted.
+
+    Names that were saved as tied to another are there again, as the same tensor. An error names
+    the shard or tensor that is missing; an empty folder is a FileNotFoundError.
+    """
+    from .torch import export
+
+    model = Model(model_dir)
+    try:
+        loader = model.load(mode="load")
+        try:
+            tensors = export(loader, device)
+        finally:
+            loader.close()
+        _add_tied(model, tensors)
+        return tensors
+    finally:
+        model.close()
+
+
+# ---- embeddings ----
+
+
+class _Flattener:
+    """Turns a structure of tensors into named tensors and a description of the structure."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+
+    def _name(self, tensor: Any, place: str) -> str:
+        """Return the tensor's name: the same one for the same memory seen the same way."""
+        layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device))
+        key = (tensor.data_ptr(), layout) if tensor.numel() else (id(tensor), layout)
+        if key not in self._names:
+            base = name = place or "embeddings"
+            number = 2
+            while name in self.tensors or name == "__metadata__":
+                name, number = f"{base}#{number}", number + 1
+            self._names[key] = name
+            self.tensors[name] = tensor
+        return self._names[key]
+
+    def describe(self, value: Any, place: str) -> Any:
+        """Describe a value, adding its tensors."""
+        import torch
+
+        if value is None:
+            return None
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._name(value, place)}
+        join = f"{place}." if place else ""
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise TypeError(f"a key must be str, not {key!r}, at {place or 'the top'}")
+            return {"dict": [[k, self.describe(v, f"{join}{k}")] for k, v in value.items()]}
+        if isinstance(value, (list, tuple)):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [self.describe(v, f"{join}{i}") for i, v in enumerate(value)]}
+        raise TypeError(
+            f"embeddings are tensors, None, and lists, tuples and dicts of them, not "
+            f"{type(value).__name__}, at {place or 'the top'}"
+        )
+
+
+def save_embeddings_safetensors(embeddings: Any, path: _Path_) -> None:
+    """Save a tensor, or nested lists, tuples and dicts of tensors and None, on any device.
+
+    The file is a plain safetensors file: tensors are named by their place ("prompt",
+    "pooled.0"), and the structure is kept in the metadata. A tensor that comes twice is stored
+    once. TypeError for anything else, with its place.
+    """
+    from ._torch_state import find_shared, make_rows
+
+    flattener = _Flattener()
+    structure = json.dumps(flattener.describe(embeddings, ""))
+    tensors = flattener.tensors
+    for group in find_shared(tensors):
+        for name in group:  # different views of one memory: each gets its own bytes
+            tensors[name] = tensors[name].clone()
+    rows, owners = make_rows(tensors)
+    metadata = {"format": "pt", "type": "embeddings", _STRUCTURE_KEY: structure}
+    save_rows(path, rows, metadata, owners=owners)
+
+
+def _rebuild(node: Any, tensors: dict[str, Any]) -> Any:
+    """Undo describe(); KeyError, TypeError or ValueError where the description is broken."""
+    if node is None:
+        return None
+    ((kind, value),) = node.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "dict":
+        return {key: _rebuild(part, tensors) for key, part in value}
+    if kind in ("list", "tuple"):
+        parts = [_rebuild(part, tensors) for part in value]
+        return parts if kind == "list" else tuple(parts)
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
+    """Load what save_embeddings_safetensors saved, with its types and order.
+
+    A file without a structure gives the plain dict. Where there is no such file but one of the
+    same name that ends in .pt, that cache of an earlier program is read (by torch's restricted
+    loader).
+    """
+    from .torch import export
+
+    older = _Path(path).with_suffix(".pt")
+    if not os.path.exists(path) and older.exists():
+        import torch
+
+        return torch.load(older, map_location=device, weights_only=True)
+    model = Model(path)
+    try:
+        loader = model.load(mode="load")
+        try:
+            tensors = export(loader, device)
+        finally:
+            loader.close()
+        structure = (model.metadata(0) or {}).get(_STRUCTURE_KEY)
+    finally:
+        model.close()
+    if structure is None:
+        return tensors
+    try:
+        return _rebuild(json.loads(structure), tensors)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        text = f"broken structure of embeddings in {os.fspath(path)}: {error}"
+        raise SafetensorError(text) from None

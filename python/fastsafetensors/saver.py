@@ -1,0 +1,562 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded saves in the manner of fastsafetensors 0.5: balanced shards, filled in place.
+
+    saver = ParallelSaver(num_shards=4)
+    paths = saver.save(model.state_dict(), "checkpoint/model", metadata={"format": "pt"})
+
+Shards are ``{base}-00001-of-00004.safetensors``. Nothing is seen under these names before all of
+them are complete; an error leaves the old files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._core import Writer, layout
+from .st_types import DTYPE_SIZES, DType
+
+__all__ = [
+    "KEY_SHARD_COUNT",
+    "KEY_SHARD_INDEX",
+    "KEY_SHARD_SET",
+    "ParallelSaver",
+    "ShardPlan",
+    "ShardSetError",
+    "WriteEntry",
+    "per_entry_fill",
+    "plain_entry",
+    "plan_shards",
+    "save_sharded",
+    "shard_paths",
+    "tensor_fill",
+    "validate_shard_set",
+    "write_shards",
+]
+
+KEY_SHARD_INDEX = "fst.shard.index"
+KEY_SHARD_COUNT = "fst.shard.count"
+KEY_SHARD_SET = "fst.shard.set"
+_RESERVED_KEYS = (KEY_SHARD_INDEX, KEY_SHARD_COUNT, KEY_SHARD_SET)
+
+
+class ShardSetError(ValueError):
+    """Shards that do not belong together, or not in that order."""
+
+
+@dataclass
+class WriteEntry:
+    """A tensor to write; source is the caller's own.
+
+    The shape counts elements of the format: of F4, elements of half a byte, so its last dimension
+    is even.
+    """
+
+    name: str
+    dtype: DType
+    shape: Sequence[int]
+    nbytes: int
+    source: Any = None
+
+
+@dataclass
+class ShardPlan:
+    """A shard to write: its path, entries in file order, header bytes and where each entry lies.
+
+    offsets: {name: (begin, end)} from the start of the file.
+    """
+
+    path: str
+    entries: list[WriteEntry]
+    header: bytes
+    offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    total_bytes: int = 0
+    header_align: int = field(default=8, repr=False)
+
+
+# Fills the buffers of all entries, each once, and keeps no view of them.
+Fill = Callable[[list[tuple[memoryview, WriteEntry]]], None]
+ShardMetadata = Callable[[Sequence[WriteEntry]], Mapping[str, str]]
+
+
+def shard_paths(base: str | os.PathLike[str], num_shards: int) -> list[str]:
+    """Return the paths of a set: {base}-00001-of-0000N.safetensors and so on."""
+    return [
+        f"{os.fspath(base)}-{index + 1:05d}-of-{num_shards:05d}.safetensors"
+        for index in range(num_shards)
+    ]
+
+
+def _check_entry(entry: WriteEntry, seen: set[str]) -> None:
+    if entry.name in seen or entry.name == "__metadata__":
+        raise ValueError(f"duplicate or reserved tensor name: {entry.name}")
+    seen.add(entry.name)
+    if entry.dtype is DType.AUTO:
+        raise ValueError(f"{entry.name}: AUTO is not an on-disk dtype")
+    if any(size < 0 for size in entry.shape):
+        raise ValueError(f"{entry.name}: shape must be nonnegative: {entry.shape}")
+    if entry.dtype is DType.F4 and (not entry.shape or entry.shape[-1] % 2):
+        raise ValueError(f"{entry.name}: F4 requires an even last dimension")
+    count = 1
+    for size in entry.shape:
+        count *= size
+    nbytes = count * DTYPE_SIZES[entry.dtype]
+    if nbytes != entry.nbytes:
+        raise ValueError(
+            f"{entry.name}: {entry.dtype.value}{entry.shape} is {nbytes:g} bytes, "
+            f"not {entry.nbytes}"
+        )
+
+
+def _check_metadata(*maps: Mapping[str, str] | None) -> None:
+    for entries in maps:
+        for key, value in (entries or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise ValueError(f"__metadata__ entries must be strings: {key!r}")
+            if key in _RESERVED_KEYS:
+                raise ValueError(f"shard metadata key is reserved: {key}")
+
+
+def _balance(entries: Iterable[WriteEntry], count: int) -> list[list[WriteEntry]]:
+    """Largest first into the emptiest shard."""
+    import heapq
+
+    shards: list[list[WriteEntry]] = [[] for _ in range(count)]
+    heap = [(0, index) for index in range(count)]
+    for entry in sorted(entries, key=lambda entry: -entry.nbytes):
+        size, index = heapq.heappop(heap)
+        shards[index].append(entry)
+        heapq.heappush(heap, (size + entry.nbytes, index))
+    return shards
+
+
+def _rows(entries: Sequence[WriteEntry], addresses: Mapping[str, int] | None = None) -> list[Any]:
+    return [
+        (
+            entry.name,
+            entry.dtype.value,
+            entry.shape,
+            None if addresses is None else addresses[entry.name],
+            entry.nbytes,
+        )
+        for entry in entries
+    ]
+
+
+def plan_shards(
+    entries: Sequence[WriteEntry],
+    paths: Sequence[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    shard0_metadata: Mapping[str, str] | None = None,
+    shard_metadata: ShardMetadata | None = None,
+    header_align: int = 8,
+) -> list[ShardPlan]:
+    """Decide which entry goes where: one plan for each path, also for empty ones.
+
+    metadata goes to all shards, shard0_metadata to the first, shard_metadata(entries) to each; they
+    come last in the header, with index, count and a number that is the set's own. The data section
+    begins at a multiple of header_align bytes.
+    """
+    if header_align <= 0 or header_align % 8:
+        raise ValueError("header_align must be a positive multiple of 8")
+    if not paths:
+        raise ValueError("num_shards must be positive")
+    seen: set[str] = set()
+    for entry in entries:
+        _check_entry(entry, seen)
+    _check_metadata(metadata, shard0_metadata)
+    set_id = uuid.uuid4().hex
+    plans = []
+    for index, own in enumerate(_balance(entries, len(paths))):
+        extra = dict(shard_metadata(own)) if shard_metadata is not None else {}
+        _check_metadata(extra)
+        merged = {
+            **(metadata or {}),
+            **((shard0_metadata or {}) if index == 0 else {}),
+            **extra,
+            KEY_SHARD_INDEX: str(index),
+            KEY_SHARD_COUNT: str(len(paths)),
+            KEY_SHARD_SET: set_id,
+        }
+        header, begins, total, _ = layout(
+            None,
+            _rows(own),
+            merged,
+            order="given",
+            metadata_last=True,
+            header_alignment=header_align,
+        )
+        offsets = {
+            entry.name: (begin, begin + entry.nbytes)
+            for entry, begin in zip(own, begins, strict=True)
+        }
+        plans.append(ShardPlan(paths[index], own, header, offsets, total, header_align))
+    return plans
+
+
+def _check_space(plans: Sequence[ShardPlan], min_free_bytes: int) -> None:
+    """Before anything is made."""
+    needed: dict[str, int] = {}
+    for plan in plans:
+        folder = os.path.dirname(plan.path) or "."
+        needed[folder] = needed.get(folder, 0) + plan.total_bytes
+    for folder, size in needed.items():
+        there = folder
+        while not os.path.isdir(there):
+            there = os.path.dirname(there) or "."
+        free = shutil.disk_usage(there).free
+        if size + min_free_bytes > free:
+            raise OSError(
+                f"not enough space in {folder}: {(size + min_free_bytes) / 2**30:.1f} GiB needed, "
+                f"{free / 2**30:.1f} GiB free"
+            )
+
+
+def _open_writer(plan: ShardPlan, addresses: Mapping[str, int] | None, fsync: bool) -> Writer:
+    metadata = json.loads(plan.header[8:]).get("__metadata__")
+    os.makedirs(os.path.dirname(plan.path) or ".", exist_ok=True)
+    return Writer(
+        plan.path,
+        _rows(plan.entries, addresses),
+        metadata,
+        promise="durable" if fsync else "quick",
+        order="given",
+        metadata_last=True,
+        header_alignment=plan.header_align,
+    )
+
+
+class _Buffers:
+    """The files' own memory as buffers for a fill, and a check that it lets go of them."""
+
+    def __init__(self, plans: Sequence[ShardPlan], writers: Sequence[Writer]) -> None:
+        rows = [
+            (writer.map(index), entry)
+            for plan, writer in zip(plans, writers, strict=True)
+            for index, entry in enumerate(plan.entries)
+        ]
+        rows.sort(key=lambda row: -row[1].nbytes)
+        self._entries = [entry for _, entry in rows]
+        self._arrays = [(ctypes.c_char * entry.nbytes).from_address(at) for at, entry in rows]
+
+    def run(self, fill: Fill) -> None:
+        """Call the fill with all buffers."""
+        views = [memoryview(array).cast("B") for array in self._arrays]
+        try:
+            fill(list(zip(views, self._entries, strict=True)))
+        finally:
+            for view in views:
+                with contextlib.suppress(BufferError):
+                    view.release()
+
+    def find_kept(self) -> WriteEntry | None:
+        """Return an entry whose buffer is still held by somebody."""
+        alone = [(ctypes.c_char * 1)()]
+        for index, entry in enumerate(self._entries):
+            # More references than an array has that nobody but a list holds.
+            if sys.getrefcount(self._arrays[index]) > sys.getrefcount(alone[0]):
+                return entry
+        return None
+
+
+def _fill_in_place(plans: Sequence[ShardPlan], writers: list[Writer], fill: Fill) -> None:
+    """Let the caller fill the files' own memory."""
+    buffers = _Buffers(plans, writers)
+    try:
+        buffers.run(fill)
+    finally:
+        kept = buffers.find_kept()
+        if kept is not None:
+            # The memory must stay while somebody can write to it: its files never get a name.
+            _held.append(list(writers))
+            writers.clear()
+    if kept is not None:
+        raise ValueError(f"fill kept a view of {kept.name}: it must let go of all buffers")
+
+
+# Writers whose memory a fill has kept: their mappings must outlive it.
+_held: list[list[Writer]] = []
+
+
+def _write(
+    plans: Sequence[ShardPlan],
+    fill: Fill | None,
+    addresses: Mapping[str, int] | None,
+    min_free_bytes: int,
+    fsync: bool,
+    threads: int,
+) -> list[str]:
+    _check_space(plans, min_free_bytes)
+    writers: list[Writer] = []
+    try:
+        for plan in plans:
+            writers.append(_open_writer(plan, addresses, fsync))
+        if fill is not None:
+            _fill_in_place(plans, writers, fill)
+        with ThreadPoolExecutor(max_workers=max(1, min(threads, len(writers)))) as pool:
+            list(pool.map(lambda writer: writer.finish(), writers))
+        # All are complete: from here on only names change.
+        for writer in writers:
+            writer.commit()
+    finally:
+        for writer in writers:
+            writer.close()
+    return [plan.path for plan in plans]
+
+
+def write_shards(
+    plans: Sequence[ShardPlan], fill: Fill, *, min_free_bytes: int = 0, fsync: bool = False
+) -> list[str]:
+    """Write planned shards; return their paths.
+
+    fill([(memoryview, entry), ..]) is called once, largest entry first: it writes every buffer and
+    keeps no view; its exception comes through and no file is left. min_free_bytes: how much of the
+    disk must stay free. fsync: wait until the bytes are on the device.
+    """
+    return _write(plans, fill, None, min_free_bytes, fsync, 8)
+
+
+def per_entry_fill(
+    fn: Callable[[memoryview, WriteEntry], None], num_threads: int = 8
+) -> Fill:
+    """Make a fill of a function of one entry, run by several threads."""
+    if num_threads <= 0:
+        raise ValueError("num_threads must be positive")
+
+    def fill(items: list[tuple[memoryview, WriteEntry]]) -> None:
+        with ThreadPoolExecutor(max_workers=num_threads) as pool:
+            for done in [pool.submit(fn, view, entry) for view, entry in items]:
+                done.result()
+
+    return fill
+
+
+def _torch_name(framework: str) -> None:
+    if framework not in ("pytorch", "pt", "torch", "paddle"):
+        raise ValueError(f"Unknown framework name: {framework}")
+
+
+def _torch_view(view: memoryview) -> Any:
+    import torch
+
+    return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def _copy_source(view: memoryview, entry: WriteEntry, framework: str) -> None:
+    if entry.nbytes == 0:
+        return
+    if framework == "paddle":
+        view[:] = entry.source.numpy().tobytes()
+        return
+    import torch
+
+    from ._torch_state import plain
+
+    _torch_view(view).copy_(plain(entry.source).reshape(-1).view(torch.uint8))
+
+
+def tensor_fill(num_threads: int = 8, *, framework: str = "pytorch") -> Fill:
+    """Make a fill that copies each entry's source, a tensor of the framework."""
+    _torch_name(framework)
+    return per_entry_fill(
+        lambda view, entry: _copy_source(view, entry, framework), num_threads
+    )
+
+
+# paddle hands bfloat16 out as 16-bit integers, and its dtypes' names are numpy's.
+_PADDLE_DTYPES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+}
+
+
+def _paddle_dtype(tensor: Any) -> DType:
+    name = str(tensor.dtype).rpartition(".")[2]
+    if name not in _PADDLE_DTYPES:
+        raise ValueError(f"the format has no dtype {tensor.dtype}")
+    return DType(_PADDLE_DTYPES[name])
+
+
+def plain_entry(name: str, tensor: Any, *, framework: str = "pytorch") -> WriteEntry:
+    """Describe a tensor as it is. Dense ones only (see fastsafetensors.torch.save_file)."""
+    _torch_name(framework)
+    if framework == "paddle":
+        array = tensor.numpy()
+        return WriteEntry(name, _paddle_dtype(tensor), list(array.shape), array.nbytes, tensor)
+    from ._torch_state import check_dense, dtype_name
+
+    check_dense(name, tensor)
+    dtype = DType(dtype_name(tensor.dtype))
+    shape = list(tensor.shape)
+    if dtype is DType.F4 and shape:
+        shape[-1] *= 2
+    return WriteEntry(name, dtype, shape, tensor.numel() * tensor.element_size(), tensor)
+
+
+def save_sharded(
+    entries: Sequence[WriteEntry],
+    base: str | os.PathLike[str],
+    *,
+    num_shards: int = 16,
+    fill: Fill | None = None,
+    framework: str = "pytorch",
+    min_free_bytes: int = 0,
+    fsync: bool = False,
+    metadata: Mapping[str, str] | None = None,
+    shard0_metadata: Mapping[str, str] | None = None,
+    shard_metadata: ShardMetadata | None = None,
+    header_align: int = 8,
+) -> list[str]:
+    """Plan and write entries as num_shards files; see plan_shards and write_shards."""
+    saver = ParallelSaver(
+        num_shards=num_shards,
+        framework=framework,
+        shard_metadata=shard_metadata,
+        fill=fill,
+        min_free_bytes=min_free_bytes,
+        fsync=fsync,
+    )
+    return saver.save_entries(
+        entries,
+        base,
+        metadata=metadata,
+        shard0_metadata=shard0_metadata,
+        header_align=header_align,
+    )
+
+
+class ParallelSaver:
+    """Save state dicts as a fixed number of shards of about the same size, written at once.
+
+    num_threads: how many shards (or entries, with a fill) are worked on at a time.
+    shard_metadata, fill, min_free_bytes, fsync: as in plan_shards and write_shards.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_shards: int = 16,
+        framework: str = "pytorch",
+        num_threads: int = 8,
+        shard_metadata: ShardMetadata | None = None,
+        fill: Fill | None = None,
+        min_free_bytes: int = 0,
+        fsync: bool = False,
+    ) -> None:
+        """Check and keep the settings; nothing is written yet."""
+        if num_shards <= 0:
+            raise ValueError("num_shards must be positive")
+        if num_threads <= 0:
+            raise ValueError("num_threads must be positive")
+        _torch_name(framework)
+        self.num_shards = num_shards
+        self.framework = framework
+        self.num_threads = num_threads
+        self.shard_metadata = shard_metadata
+        self.fill = fill
+        self.min_free_bytes = min_free_bytes
+        self.fsync = fsync
+
+    def save(
+        self,
+        tensors: Mapping[str, Any],
+        base: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        shard0_metadata: Mapping[str, str] | None = None,
+        header_align: int = 8,
+    ) -> list[str]:
+        """Save {name: tensor}; return the paths. Shared and unpacked tensors are written out."""
+        entries = [
+            plain_entry(name, tensor, framework=self.framework) for name, tensor in tensors.items()
+        ]
+        return self.save_entries(
+            entries,
+            base,
+            metadata=metadata,
+            shard0_metadata=shard0_metadata,
+            header_align=header_align,
+        )
+
+    def save_entries(
+        self,
+        entries: Sequence[WriteEntry],
+        base: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        shard0_metadata: Mapping[str, str] | None = None,
+        header_align: int = 8,
+    ) -> list[str]:
+        """Save entries: by the fill, or, without one, from their sources."""
+        plans = plan_shards(
+            entries,
+            shard_paths(base, self.num_shards),
+            metadata=metadata,
+            shard0_metadata=shard0_metadata,
+            shard_metadata=self.shard_metadata,
+            header_align=header_align,
+        )
+        fill, addresses = self.fill, None
+        owners: list[Any] = []
+        if fill is None and self.framework != "paddle":
+            addresses = _source_addresses(entries, owners)
+        elif fill is None:
+            fill = tensor_fill(self.num_threads, framework=self.framework)
+        return _write(
+            plans, fill, addresses, self.min_free_bytes, self.fsync, self.num_threads
+        )
+
+
+def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[str, int]:
+    """Where the bytes of torch sources are; owners keeps them there."""
+    from ._torch_state import plain
+
+    addresses = {}
+    for entry in entries:
+        if entry.source is None:
+            raise ValueError(f"{entry.name}: an entry without a source needs a fill")
+        tensor = plain(entry.source)
+        if tensor.nbytes != entry.nbytes:
+            raise ValueError(f"{entry.name}: the source has {tensor.nbytes} bytes")
+        owners.append(tensor)
+        addresses[entry.name] = tensor.data_ptr()
+    return addresses
+
+
+def validate_shard_set(metas: Sequence[Any]) -> None:
+    """Raise ShardSetError unless these are all shards of one save, in order.
+
+    metas: SafeTensorsMetadata of each shard, in the order in which they are to be used.
+    """
+    if not metas:
+        raise ShardSetError("no shards")
+    sets = []
+    for index, meta in enumerate(metas):
+        found = meta.metadata or {}
+        try:
+            own, count = int(found[KEY_SHARD_INDEX]), int(found[KEY_SHARD_COUNT])
+            sets.append(found[KEY_SHARD_SET])
+        except (KeyError, ValueError, TypeError):
+            raise ShardSetError(f"{meta.src}: not a shard of a written set") from None
+        if own != index or count != len(metas):
+            raise ShardSetError(
+                f"{meta.src}: shard {own} of {count}, expected {index} of {len(metas)}"
+            )
+    if len(set(sets)) > 1:
+        raise ShardSetError(f"shards were written separately: {sorted(set(sets))}")

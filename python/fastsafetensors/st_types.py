@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of dtypes and devices, as the loaders of fastsafetensors 0.5 use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class DType(Enum):
+    """An element type: the values are the format's names. AUTO: as the file has it."""
+
+    AUTO = "AUTO"
+    BOOL = "BOOL"
+    F4 = "F4"
+    F6_E2M3 = "F6_E2M3"
+    F6_E3M2 = "F6_E3M2"
+    U8 = "U8"
+    I8 = "I8"
+    F8_E5M2 = "F8_E5M2"
+    F8_E4M3 = "F8_E4M3"
+    F8_E8M0 = "F8_E8M0"
+    F8_E4M3FNUZ = "F8_E4M3FNUZ"
+    F8_E5M2FNUZ = "F8_E5M2FNUZ"
+    I16 = "I16"
+    U16 = "U16"
+    F16 = "F16"
+    BF16 = "BF16"
+    I32 = "I32"
+    U32 = "U32"
+    F32 = "F32"
+    C64 = "C64"
+    F64 = "F64"
+    I64 = "I64"
+    U64 = "U64"
+
+
+def _bytes_of(dtype: DType) -> float:
+    name = dtype.value
+    if name == "F4":
+        return 0.5
+    if name in ("BOOL", "AUTO") or name.startswith("F8"):
+        return 1
+    if name.startswith("F6_"):
+        return 0.75
+    return int(name.lstrip("BFIUC")) / 8
+
+
+# Bytes of one element; half a byte for F4.
+DTYPE_SIZES: dict[DType, float] = {
+    dtype: size if (size := _bytes_of(dtype)) % 1 else int(size)
+    for dtype in DType
+    if dtype is not DType.AUTO
+}
+
+
+class DeviceType(Enum):
+    """A kind of device. GPU is what paddle calls cuda."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    GPU = "gpu"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: its kind and, where given, its number."""
+
+    type: DeviceType
+    index: int | None = None
+
+    def as_str(self) -> str:
+        """Return "cpu", "cuda" or "cuda:0"."""
+        name = self.type.value
+        return name if self.index is None else f"{name}:{self.index}"
+
+    @classmethod
+    def from_str(cls, text: str) -> Device:
+        """Parse "cpu", "cuda", "cuda:0" or "gpu:0"."""
+        name, colon, number = text.partition(":")
+        try:
+            kind = DeviceType(name)
+        except ValueError:
+            raise ValueError(f"Unknown device type: {name}") from None
+        if not colon:
+            return cls(kind)
+        if not number.isascii() or not number.isdigit():
+            raise ValueError(f"Invalid index: {number}")
+        return cls(kind, int(number))
+
+    @classmethod
+    def of(cls, device: Any) -> Device:
+        """Make one of a Device, a string, a number (of a GPU) or a framework's own device."""
+        if isinstance(device, Device):
+            return device
+        if isinstance(device, int) and not isinstance(device, bool):
+            return cls(DeviceType.CUDA, device)
+        if isinstance(device, str):
+            return cls.from_str(device)
+        kind = getattr(device, "type", None)
+        if isinstance(kind, str):
+            return cls.from_str(str(device))
+        raise TypeError(f"a device is a str, an int or a torch.device, not {type(device).__name__}")
+
+    @property
+    def is_cpu(self) -> bool:
+        """Tell whether it is the CPU."""
+        return self.type is DeviceType.CPU
