@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 MIB = 1 << 20
-YARDSTICKS = {"plain read"}  # shown for comparison: makes no tensors, so it is no peer
+YARDSTICKS = {"plain read", "plain write", "plain write + fsync"}  # shown for comparison: makes no tensors, so it is no peer
 
 
 def print_scenario(result: dict[str, Any]) -> None:
@@ -43,11 +43,12 @@ def html_report(document: dict[str, Any]) -> str:
                 f'{row["cpu"]:.2f} s, peak {row["peak"] / MIB:.0f} MiB</text>')
         parts.append(f'<h2>{result["title"]}</h2><svg viewBox="0 0 960 {16 + 26 * len(rows)}">'
                      + "".join(bars) + "</svg>")
+    what = document.get("what", "loading to CPU memory")
     facts = ", ".join(f"{k} {v}" for k, v in document["machine"].items())
     return ("<!doctype html><meta charset=utf-8><title>fastsafetensors benchmark</title><style>"
             "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;color:#222}"
             "svg{width:100%;font-size:13px}h2{font-size:1.05em;margin:1.6em 0 .2em}</style>"
-            f"<h1>fastsafetensors {document['version']}: loading to CPU memory</h1>"
+            f"<h1>fastsafetensors {document['version']}: {what}</h1>"
             f"<p>Median of {document['runs']} runs, each a process of its own, interleaved; the "
             f"line shows the fastest and the slowest. Shorter is better. {facts}. "
             f"{document['notes']}</p>" + "".join(parts))

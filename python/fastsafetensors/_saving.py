@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ._core import SafetensorError, Writer
@@ -33,6 +35,18 @@ def check_names(names: Any, metadata: Any) -> None:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"metadata must be a dict of str to str: {key!r}: {value!r}")
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Put collections off: thousands of new rows would set off several, and none is garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **options: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch as _torch
 
 from ._core import DTYPES, Model, Tensor, dlpack_probe, serialize
-from ._saving import Progress, save_rows
+from ._saving import Progress, save_rows, without_collections
 from ._torch_state import (
     TORCH_NAMES,
     check_tensors,
@@ -280,8 +280,9 @@ def save_file(
     save_model), TypeError for names or metadata that are not text, and SafetensorError, which is
     an OSError as well, for what the system refuses.
     """
-    check_tensors(tensors, metadata)
-    rows, owners = make_rows(tensors)
+    with without_collections():
+        check_tensors(tensors, metadata)
+        rows, owners = make_rows(tensors)
     save_rows(
         filename,
         rows,

@@ -17,8 +17,9 @@
 #define GATHER_SLOT_BYTES ((uint64_t)1 << 20)
 /// A piece of the caller's memory must be worth a write of its own.
 #define SOURCE_BYTES_MIN ((uint64_t)1 << 20)
-/// Files below this are not worth a ring.
-#define DIRECT_FILE_BYTES_MIN ((uint64_t)1 << 20)
+/// Files below this are not worth a ring: writes through the page cache, pushed out early, take the
+/// same time.
+#define DIRECT_FILE_BYTES_MIN ((uint64_t)64 << 20)
 
 typedef struct stage_slot {
     fsti_io_op op;
