@@ -17,33 +17,86 @@ list of files does as well. Tensors own their memory: nothing that is closed inv
 Importing this package imports no framework.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
 from ._open import safe_open
-from .loader import SafeTensorsFileLoader
 
 # Names that need a framework, or more time than an import may take: found when first asked for.
 _LAZY = {
-    "load_file": "torch",
-    "save_file": "torch",
+    "AutoLoader": "auto_loader",
+    "BudgetInfeasibleError": "_planner",
+    "DEFAULT_EXPERT_PATTERN": "ep_slice",
+    "FilesBufferOnDevice": "file_buffer",
+    "LoaderConfig": "config",
+    "ParallelLoader": "parallel_loader",
     "ParallelSaver": "saver",
+    "SafeTensorsFileLoader": "loader",
+    "SafeTensorsMetadata": "common",
+    "SingleGroup": "common",
+    "TensorFrame": "common",
+    "expert_parallel_filter": "ep_slice",
+    "expert_parallel_filter_from_env": "ep_slice",
+    "fastsafe_open": "loader",
+    "get_device_numa_node": "common",
+    "live_allocation_bytes": "allocation",
+    "live_allocation_count": "allocation",
+    "load_config": "config",
+    "load_file": "torch",
+    "owned_expert_range": "ep_slice",
+    "save_file": "torch",
 }
 
 __all__ = [
+    "AutoLoader",
+    "BudgetInfeasibleError",
+    "FilesBufferOnDevice",
+    "LoaderConfig",
+    "ParallelLoader",
     "ParallelSaver",
     "SafeTensorsFileLoader",
+    "SafeTensorsMetadata",
     "SafetensorError",
+    "SingleGroup",
+    "TensorFrame",
     "__version__",
+    "expert_parallel_filter",
+    "expert_parallel_filter_from_env",
+    "fastsafe_open",
+    "get_device_numa_node",
     "keep_memory",
     "live_allocation_bytes",
     "live_allocation_count",
+    "load_config",
     "load_file",
+    "owned_expert_range",
     "safe_open",
     "save_file",
     "trim",
 ]
+
+if TYPE_CHECKING:
+    from ._planner import BudgetInfeasibleError
+    from .allocation import live_allocation_bytes, live_allocation_count
+    from .auto_loader import AutoLoader
+    from .common import (
+        SafeTensorsMetadata,
+        SingleGroup,
+        TensorFrame,
+        get_device_numa_node,
+    )
+    from .config import LoaderConfig, load_config
+    from .ep_slice import (
+        expert_parallel_filter,
+        expert_parallel_filter_from_env,
+        owned_expert_range,
+    )
+    from .file_buffer import FilesBufferOnDevice
+    from .loader import SafeTensorsFileLoader, fastsafe_open
+    from .parallel_loader import ParallelLoader
+    from .saver import ParallelSaver
+    from .torch import load_file, save_file
 
 
 def __getattr__(name: str) -> Any:
@@ -56,17 +109,3 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"fastsafetensors.{module}"), name)
     globals()[name] = value
     return value
-
-
-def live_allocation_count() -> int:
-    """Tensor buffers of this process that are not yet freed."""
-    from ._core import live_buffers
-
-    return live_buffers()[0]
-
-
-def live_allocation_bytes() -> int:
-    """Bytes of the tensor buffers that are not yet freed."""
-    from ._core import live_buffers
-
-    return live_buffers()[1]

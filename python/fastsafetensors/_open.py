@@ -1,37 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safe_open: random access to the tensors of a model."""
+"""safe_open: a model whose tensors are read when they are asked for."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from ._core import Model, SafetensorError
+from ._core import Model, error_class
+from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
 
+# The module of this package for each name of a framework.
 _FRAMEWORKS = {
     "pt": "torch",
     "torch": "torch",
     "pytorch": "torch",
     "np": "numpy",
     "numpy": "numpy",
+    "tf": "tensorflow",
+    "tensorflow": "tensorflow",
+    "jax": "flax",
+    "flax": "flax",
+    "mlx": "mlx",
+    "paddle": "paddle",
 }
+_DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?")
+_BACKENDS = {"mmap": "auto", "pread": "load"}
 
 
-class safe_open:
-    """Open a model and read its tensors one by one, whole or in part.
+def check_device(device: Any) -> Any:
+    """Return a device as torch takes it; an error of the reference's for what is none.
+
+    Only the form is looked at: whether there is such a device shows when it is used.
+    """
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device if device >= 0 else _refuse(f"device {device} is invalid")
+    text = str(device)
+    if not isinstance(device, str) and type(device).__module__.partition(".")[0] != "torch":
+        _refuse(f"device {device!r} is invalid")
+    if not _DEVICE.fullmatch(text):
+        _refuse(f"device {text} is invalid")
+    return text
+
+
+def check_backend(backend: str) -> str:
+    """Return the load mode of a backend's name."""
+    if backend not in _BACKENDS:
+        _refuse(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+    return _BACKENDS[backend]
+
+
+def _refuse(message: str) -> Any:
+    raise error_class()(message)
+
+
+def check_path(filename: Any) -> None:
+    """TypeError for what is no path, and no list of paths."""
+    if isinstance(filename, (list, tuple)):
+        for part in filename:
+            os.fspath(part)
+        return
+    if not isinstance(filename, (str, bytes, os.PathLike)):
+        raise TypeError(
+            "argument 'filename': expected str, bytes or os.PathLike object, not "
+            f"{type(filename).__name__}"
+        )
+
+
+class safe_open:  # noqa: N801 - the name that programs know
+    """Open a model and read tensors one by one, whole or in part.
 
         with safe_open("model.safetensors", framework="pt", device="cpu") as f:
             for name in f.keys():
                 tensor = f.get_tensor(name)
             rows = f.get_slice("weight")[16:32]
 
-    filename: a file, an index, a folder, or a list of files. framework: "pt" (torch) or "np".
-    device: where torch tensors go. mode: as in load_file.
+    filename: a file, an index, a folder, or a list of files.
+    framework: "pt" (torch), "np" (numpy), "jax" or "flax", "tf", "mlx", "paddle".
+    device: where tensors go: "cpu", "cuda", "cuda:1", a torch.device, or a number of a GPU.
+    backend: "mmap" (views of what is in the page cache, reads elsewhere) or "pread" (reads into
+    memory of our own); mode says the same in load_file's words and counts more.
 
-    Tensors stay valid after the model is closed. Usable from several threads at once.
+    Tensors are writable and stay valid after the model is closed. Usable from several threads at
+    once. SafetensorError for a bad file or name, FileNotFoundError and other OSErrors for what the
+    system refuses.
     """
 
     def __init__(
@@ -40,17 +96,20 @@ class safe_open:
         framework: str,
         device: Any = "cpu",
         *,
-        mode: str = "auto",
+        backend: str = "mmap",
+        mode: str | None = None,
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
-        name = _FRAMEWORKS.get(framework)
+        check_path(filename)
+        name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
-            raise SafetensorError(f"framework {framework} is invalid")
-        if name == "numpy" and str(device) != "cpu":
-            raise SafetensorError(f"Device {device} is not supported for framework numpy")
+            _refuse(f"framework {framework} is invalid")
+        self._mode = check_backend(backend) if mode is None else mode
+        self._device = check_device(device)
+        if name != "torch" and self._device != "cpu":
+            _refuse(f"Device {device} is not supported for framework {name}")
+        self._is_torch = name == "torch"
         self._adapter: Any = importlib.import_module(f"fastsafetensors.{name}")
-        self._device = device
-        self._mode = mode
         self._model = Model(filename)
 
     def __enter__(self) -> safe_open:
@@ -99,9 +158,11 @@ class safe_open:
         return self._model.metadata(0) if self._model.file_count else None
 
     def _find(self, name: str) -> int:
+        if not isinstance(name, str):
+            raise TypeError(f"argument 'name': a str is expected, not {type(name).__name__}")
         index = self._model.find(name)
         if index < 0:
-            raise SafetensorError(f"File does not contain tensor {name}{self._hint(name)}")
+            _refuse(f"File does not contain tensor {name}{self._hint(name)}")
         return index
 
     def _hint(self, name: str) -> str:
@@ -111,18 +172,31 @@ class safe_open:
         close = difflib.get_close_matches(name, names, n=3) if len(names) <= 20000 else []
         return f" (close matches: {', '.join(close)})" if close else ""
 
+    def _place(self, tensor: Any) -> Any:
+        return tensor if self._device == "cpu" else tensor.to(self._device)
+
     def _read(self, item: str | tuple[str, list[int], list[int]]) -> Any:
         loader = self._model.load([item], mode=self._mode)
         try:
-            tensor = self._adapter.wrap(next(loader))
+            return self._place(self._adapter.wrap(next(loader)))
         finally:
             loader.close()
-        return tensor if str(self._device) == "cpu" else tensor.to(self._device)
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor. SafetensorError names close matches when there is none."""
         self._find(name)
         return self._read(name)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Read all tensors: {name: tensor} in file order."""
+        loader = self._model.load(mode=self._mode)
+        try:
+            tensors: dict[str, Any] = self._adapter.export(loader)
+        finally:
+            loader.close()
+        if self._device == "cpu":
+            return tensors
+        return {name: self._place(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> TensorSlice:
         """Return an object that reads only what it is indexed with: ``f.get_slice(n)[2:4, :8]``."""
@@ -149,44 +223,13 @@ class TensorSlice:
     def __getitem__(self, key: Any) -> Any:
         """Read the part that `key` selects.
 
-        Integers and step-1 slices are read exactly; for anything else the tensor is read whole
-        and indexed by the framework.
+        Of integers and slices only the box around them is read, and of slices with steps every
+        element in it; for lists, index tensors and the like (torch) the tensor is read whole.
         """
-        plan = self._plan(key if isinstance(key, tuple) else (key,))
-        if plan is None:
+        parts = key if isinstance(key, tuple) else (key,)
+        whole = self._dtype in ("F4", "F6_E2M3", "F6_E3M2")
+        plan = (plan_torch if self._file._is_torch else plan_numpy)(parts, self._shape)
+        if plan is None or whole:
             return self._file._read(self._name)[key]
-        begin, end, squeeze = plan
-        result = self._file._read((self._name, begin, end))
-        return result[squeeze] if any(part == 0 for part in squeeze) else result
-
-    def _plan(self, key: tuple[Any, ...]) -> tuple[list[int], list[int], tuple[Any, ...]] | None:
-        """Begin and end of every dimension, and the index that drops integer dimensions."""
-        shape = self._shape
-        if self._dtype in ("F4", "F6_E2M3", "F6_E3M2") or not shape:
-            return None
-        if sum(part is Ellipsis for part in key) == 1:
-            at = next(i for i, part in enumerate(key) if part is Ellipsis)
-            fill = (slice(None),) * (len(shape) - len(key) + 1)
-            key = key[:at] + fill + key[at + 1 :]
-        if len(key) > len(shape):
-            return None
-        key += (slice(None),) * (len(shape) - len(key))
-        begin: list[int] = []
-        end: list[int] = []
-        squeeze: list[Any] = []
-        for part, size in zip(key, shape, strict=True):
-            if isinstance(part, int) and not isinstance(part, bool):
-                if not -size <= part < size:
-                    return None
-                part %= size
-                begin.append(part)
-                end.append(part + 1)
-                squeeze.append(0)
-            elif isinstance(part, slice) and part.step in (None, 1):
-                first, last, _ = part.indices(size)
-                begin.append(first)
-                end.append(max(first, last))
-                squeeze.append(slice(None))
-            else:
-                return None
-        return begin, end, tuple(squeeze)
+        result = self._file._read((self._name, plan.begin, plan.end))
+        return result[plan.rest] if plan.rest is not None else result

@@ -4,23 +4,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ._core import SafetensorError, Writer
+from ._core import SafetensorError, Writer, error_class
 from ._types import Path
 
 # (bytes done, bytes in all, tensors done, tensors in all)
 Progress = Callable[[int, int, int, int], object]
 
 
-class SerializationError(SafetensorError, OSError):
-    """The system refused a save: caught by ``except SafetensorError`` and ``except OSError``."""
+def _describe(error: OSError) -> str:
+    return f"Error while serializing: I/O error: {error.strerror}"
 
-    def __str__(self) -> str:
-        """Return the message, as the reference words it."""
-        return f"Error while serializing: I/O error: {self.strerror}"
+
+@functools.cache
+def _serialization_class(base: type[SafetensorError]) -> type[OSError]:
+    """A class that ``except SafetensorError`` and ``except OSError`` both catch."""
+    body = {
+        "__str__": _describe,
+        "__module__": "fastsafetensors",
+        "__doc__": "The system refused a save.",
+        "__reduce__": lambda self: (SafetensorError, (str(self),)),
+    }
+    return type("SerializationError", (base, OSError), body)
 
 
 def check_names(names: Any, metadata: Any) -> None:
@@ -62,7 +71,7 @@ def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **op
         text = error.strerror or str(error)
         if error.filename:
             text = f'{text} at path "{error.filename}"'
-        raise SerializationError(error.errno, text) from error
+        raise _serialization_class(error_class())(error.errno, text) from error  # type: ignore[arg-type]
 
 
 def parse_size(size: int | str) -> int:

@@ -40,7 +40,7 @@ def make_tensors(kind: str) -> dict[str, Any]:
         if kind == "aligned":
             import numpy as np
 
-            raw = np.empty(int(size * MIB) + 4096, dtype=np.uint8)
+            raw: Any = np.empty(int(size * MIB) + 4096, dtype=np.uint8)
             skip = -raw.ctypes.data % 4096
             tensor = torch.from_numpy(raw[skip : skip + int(size * MIB)]).view(torch.int64)
         else:
@@ -136,7 +136,7 @@ def check_file(tensors: dict[str, Any], path: str, name: str) -> bool:
         from safetensors.torch import load_file
 
         loaded = load_file(path)
-    return all(torch.equal(loaded[key], value) for key, value in tensors.items())
+    return bool(all(torch.equal(loaded[key], value) for key, value in tensors.items()))
 
 
 def child(order: dict[str, Any]) -> dict[str, Any]:

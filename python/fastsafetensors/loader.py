@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SafeTensorsFileLoader: a whole model into memory of its own."""
+"""SafeTensorsFileLoader in both its forms, and fastsafe_open."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from ._core import Model, SafetensorError
+from ._core import Model, error_class
 from ._types import Paths
+from .common import SafeTensorsMetadata, SingleGroup, TensorFrame, device_of
+from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
+from .file_buffer import FilesBufferOnDevice, LoadedFile
+from .frameworks import get_framework_op
+from .st_types import Device, DType
+
+__all__ = ["BaseSafeTensorsFileLoader", "SafeTensorsFileLoader", "fastsafe_open"]
+
+_MAX_BLOCK = 16 * 1024**3
 
 
-class SafeTensorsFileLoader:
+class _PathLoader:
     """Load a model eagerly: every byte is read, into aligned memory that the tensors own.
 
         tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
@@ -32,7 +43,7 @@ class SafeTensorsFileLoader:
         from .torch import export
 
         if self._model is None:
-            raise SafetensorError("SafeTensorsFileLoader is closed")
+            raise error_class()("SafeTensorsFileLoader is closed")
         loader = self._model.load(mode="load", threads=self._threads)
         try:
             tensors = export(loader)
@@ -52,7 +63,7 @@ class SafeTensorsFileLoader:
             self._model.close()
         self._model = None
 
-    def __enter__(self) -> SafeTensorsFileLoader:
+    def __enter__(self) -> _PathLoader:
         """Return the object itself."""
         return self
 
@@ -63,4 +74,342 @@ class SafeTensorsFileLoader:
         trace: TracebackType | None,
     ) -> None:
         """Close the files."""
+        self.close()
+
+
+class BaseSafeTensorsFileLoader:
+    """Load files into a FilesBufferOnDevice, by a reader of any registered type.
+
+    pg: a process group, SingleGroup() or None. Extra keywords go to the reader's factory.
+    """
+
+    def __init__(
+        self,
+        pg: Any,
+        device: Any,
+        copier_type: str,
+        set_numa: bool = True,
+        disable_cache: bool = True,
+        framework: str = "pytorch",
+        **kwargs: Any,
+    ) -> None:
+        """Check the settings; nothing is read yet."""
+        self.framework = get_framework_op(framework)
+        self.pg = self.framework.get_process_group(pg)
+        self.device: Device = device_of(device)
+        self.copier_type = copier_type
+        self.copier_constructor = create_copier_constructor(copier_type, self.device, **kwargs)
+        self.copier_class = get_copier_class(copier_type)
+        self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
+        self.frames: dict[str, TensorFrame] = {}
+        self._filter: Callable[[str], bool] | None = None
+        self._closed = False
+
+    @classmethod
+    def process_extension_config(cls, config: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Return the keywords for a section of a configuration file."""
+        result = {**{key: value for key, value in config.items() if key != "copier_type"}, **kwargs}
+        kind = config.get("copier_type")
+        if kind == "gds":
+            result["nogds"] = False
+        elif kind == "fgds":
+            result["use_fgds"] = True
+        elif kind is not None:
+            result["nogds"] = True
+        return result
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise error_class()(f"{type(self).__name__} is closed")
+
+    def add_filenames(self, filenames: Mapping[int, Any]) -> None:
+        """Add {rank: [paths]} and read the headers; the same path twice counts once."""
+        self._check_open()
+        for rank, paths in filenames.items():
+            if not 0 <= rank < self.pg.size():
+                raise ValueError(f"rank {rank} is not in the group of {self.pg.size()}")
+            if isinstance(paths, (str, bytes, os.PathLike)):
+                raise TypeError(f"a list of paths is expected for rank {rank}, not one path")
+        # Round-robin over the ranks, as they read at the same time.
+        queues = {rank: list(paths) for rank, paths in sorted(filenames.items())}
+        while any(queues.values()):
+            for rank, queue in queues.items():
+                if queue:
+                    self._add(queue.pop(0), rank)
+
+    def _add(self, path: Any, rank: int) -> None:
+        if path in self.meta:
+            return
+        metadata = SafeTensorsMetadata.from_file(path, self.framework)
+        self.meta[path] = (metadata, rank)
+        self.frames.update(metadata.tensors)
+
+    def set_tensor_filter(self, keep: Callable[[str], bool] | None) -> None:
+        """Load only names that `keep` says yes to; None: all."""
+        self._filter = keep
+
+    def _keeps(self, name: str) -> bool:
+        return self._filter is None or bool(self._filter(name))
+
+    def get_keys(self) -> list[str]:
+        """Names in the order of registration, inside a file by offset."""
+        return [name for name in self.frames if self._keeps(name)]
+
+    def get_shape(self, name: str) -> list[int]:
+        """Return a tensor's shape. KeyError for an unknown name, ValueError for a filtered one."""
+        frame = self.frames[name]
+        if not self._keeps(name):
+            raise ValueError(f"get_shape: key {name} is filtered out")
+        return list(frame.shape)
+
+    def _make_files(self) -> dict[int, list[LoadedFile]]:
+        files: dict[int, list[LoadedFile]] = {}
+        for _, (metadata, rank) in sorted(self.meta.items(), key=lambda item: os.fspath(item[0])):
+            names = [name for name in metadata.tensors if self._keeps(name)]
+            files.setdefault(rank, []).append(LoadedFile(metadata, rank, names))
+        return files
+
+    def _read(self, file: LoadedFile, dtype: DType, register: bool, block: int) -> None:
+        """Begin to read a file of this rank's; a reader of the caller's own finishes here."""
+        if not file.names:
+            return
+        if is_built_in(self.copier_type):
+            wish = None if dtype is DType.AUTO else dtype.value
+            file.loader = file.metadata.model.load(file.names, mode="load", dtype=wish)
+            return
+        copier = self.copier_constructor(file.metadata, self.device, self.framework)
+        if self._filter is not None:
+            copier.set_byte_ranges(file.metadata.select_byte_ranges(self._keeps))
+        tensors = copier.wait_io(copier.submit_io(register, block), dtype)
+        copier.finish_io()
+        file.tensors = {name: tensors[name] for name in file.names}
+
+    def copy_files_to_device(
+        self,
+        dtype: Any = DType.AUTO,
+        use_buf_register: bool = True,
+        max_copy_block_size: int = _MAX_BLOCK,
+        allow_inflight: bool = False,
+        borrowed_tensors: bool = False,
+    ) -> FilesBufferOnDevice:
+        """Read this rank's files; return the buffer of all ranks' files.
+
+        dtype: what floats become on the way; other tensors stay. allow_inflight: return at once,
+        get_tensor() then waits for its own bytes. Blocks until all is read otherwise.
+        """
+        self._check_open()
+        if max_copy_block_size <= 0:
+            raise ValueError(f"max_copy_block_size must be positive, not {max_copy_block_size}")
+        if borrowed_tensors and self.pg.size() > 1:
+            raise ValueError("borrowed_tensors needs a group of one")
+        wanted = dtype if isinstance(dtype, DType) else _dtype_of(dtype)
+        files = self._make_files()
+        buffer = FilesBufferOnDevice(
+            files, self.pg, self.framework, device=self.device, dtype=wanted
+        )
+        mine = files.get(self.pg.rank(), [])
+        try:
+            for file in mine:
+                self._read(file, wanted, use_buf_register, max_copy_block_size)
+            for file in mine:
+                if file.loader is not None and not (allow_inflight and wanted is DType.AUTO):
+                    file.loader.wait()
+        except BaseException:
+            buffer.close()
+            raise
+        return buffer
+
+    copy_file_to_device = copy_files_to_device
+
+    def reset(self) -> None:
+        """Forget the files; the loader can be used again."""
+        self.meta = {}
+        self.frames = {}
+
+    def close(self) -> None:
+        """Forget the files; buffers and tensors stay valid. Twice is fine."""
+        self.reset()
+        self._closed = True
+
+    def __enter__(self) -> BaseSafeTensorsFileLoader:
+        """Return the object itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the loader."""
+        self.close()
+
+
+def _dtype_of(dtype: Any) -> DType:
+    from .frameworks._torch import fst_dtype
+
+    return DType.AUTO if dtype is None else fst_dtype(dtype)
+
+
+class _GroupLoader(BaseSafeTensorsFileLoader):
+    """Load files into a FilesBufferOnDevice.
+
+        loader = SafeTensorsFileLoader(SingleGroup(), device="cpu")
+        loader.add_filenames({0: ["a.safetensors", "b.safetensors"]})
+        buffer = loader.copy_files_to_device()
+        tensor = buffer.get_tensor("weight")
+
+    nogds, use_fgds, bbuf_size_kb and max_threads are wishes of earlier versions: the library picks
+    the fastest way by itself, and max_threads limits its threads.
+    """
+
+    def __init__(
+        self,
+        pg: Any,
+        device: Any = "cpu",
+        bbuf_size_kb: int = 16 * 1024,
+        max_threads: int = 16,
+        nogds: bool = False,
+        set_numa: bool = True,
+        disable_cache: bool = True,
+        debug_log: bool = False,
+        framework: str = "pytorch",
+        use_fgds: bool = False,
+    ) -> None:
+        """Check the settings; nothing is read yet."""
+        if bbuf_size_kb <= 0 or max_threads <= 0:
+            raise ValueError(
+                f"bbuf_size_kb and max_threads must be positive, not {bbuf_size_kb}, {max_threads}"
+            )
+        kind = "nogds" if nogds else "fgds" if use_fgds else "gds"
+        super().__init__(pg, device, kind, set_numa, disable_cache, framework)
+        self.max_threads = max_threads
+
+
+class _LoaderMeta(type):
+    """One name for two classes: the first argument tells which is meant."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a loader of paths, or one of a process group."""
+        first = args[0] if args else kwargs.get("path", kwargs.get("pg"))
+        of_paths = isinstance(first, (str, bytes, os.PathLike)) or (
+            isinstance(first, (list, tuple)) and bool(first)
+        )
+        if cls is SafeTensorsFileLoader:
+            return (_PathLoader if of_paths else _GroupLoader)(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Both classes' objects are SafeTensorsFileLoaders."""
+        if cls is SafeTensorsFileLoader:
+            return isinstance(instance, (_PathLoader, _GroupLoader))
+        return super().__instancecheck__(instance)
+
+
+class SafeTensorsFileLoader(_GroupLoader, metaclass=_LoaderMeta):
+    """Load files: by path, or in the manner of fastsafetensors 0.5.
+
+        tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
+
+        loader = SafeTensorsFileLoader(SingleGroup(), device="cpu")
+        loader.add_filenames({0: ["a.safetensors", "b.safetensors"]})
+        buffer = loader.copy_files_to_device()
+        tensor = buffer.get_tensor("weight")
+        loader.close()
+
+    The first argument is a path (or a list of them), or a process group (None, SingleGroup() or
+    the framework's own). Tensors own their memory: closing loader or buffer is not needed, and
+    never invalidates one.
+    """
+
+
+class fastsafe_open:  # noqa: N801 - the name that programs know
+    """Load files at once and read their tensors by name.
+
+        with fastsafe_open(filenames=["model.safetensors"], device="cpu") as f:
+            for name in f.keys():
+                tensor = f.get_tensor(name)
+
+    filenames: a path, a list of paths, or {rank: [paths]}. Usable without `with`; tensors outlive
+    it. metadata(): {filename: its metadata}.
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        framework: str = "pt",
+        pg: Any = None,
+        device: Any = "cpu",
+        nogds: bool = False,
+        debug_log: bool = False,
+        max_copy_block_size: int = _MAX_BLOCK,
+        use_fgds: bool = False,
+    ) -> None:
+        """Load everything."""
+        if isinstance(filenames, (str, bytes, os.PathLike)):
+            filenames = {0: [filenames]}
+        elif isinstance(filenames, (list, tuple)):
+            filenames = {0: list(filenames)}
+        elif not isinstance(filenames, dict):
+            raise TypeError(
+                "filenames must be a path, a list of paths or {rank: [paths]}, not "
+                f"{type(filenames).__name__}"
+            )
+        self.loader = _GroupLoader(
+            SingleGroup() if pg is None else pg, device, nogds=nogds, debug_log=debug_log,
+            framework=framework, use_fgds=use_fgds,
+        )
+        self.loader.add_filenames(filenames)
+        self.fb = self.loader.copy_files_to_device(max_copy_block_size=max_copy_block_size)
+
+    def keys(self) -> list[str]:
+        """Names of all tensors."""
+        return list(self.fb.key_to_rank_lidx)
+
+    get_keys = keys
+
+    def get_tensor(self, name: str) -> Any:
+        """Return a tensor of the framework."""
+        return self.fb.get_tensor(name)
+
+    def get_tensor_wrapped(self, name: str) -> Any:
+        """Return a tensor as a TensorBase."""
+        return self.fb.get_tensor_wrapped(name)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return {filename: metadata}; "" for a file without one; {} once closed."""
+        return {os.fspath(path): meta.metadata for path, (meta, _) in self.loader.meta.items()}
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a tensor of that name."""
+        return name in self.fb.key_to_rank_lidx
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self.fb.key_to_rank_lidx)
+
+    def __iter__(self) -> Any:
+        """Iterate over the names."""
+        return iter(self.keys())
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a tensor of the framework."""
+        return self.get_tensor(name)
+
+    def close(self) -> None:
+        """Close loader and buffer; tensors stay valid. Twice is fine."""
+        self.fb.close()
+        self.loader.close()
+
+    def __enter__(self) -> fastsafe_open:
+        """Return the object itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close loader and buffer."""
         self.close()

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as _np
 
-from ._core import Model, SafetensorError, Tensor, serialize
+from ._core import Model, Tensor, error_class, serialize
+from ._memory import open_bytes
+from ._open import check_backend, check_path
 from ._saving import Progress, check_names, save_rows
 from ._types import Path, Paths
 
-__all__ = ["load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "save", "save_file"]
 
 # Dtypes that numpy lacks and the ml_dtypes package adds.
 _ML_NAMES = {
@@ -74,7 +76,8 @@ def export(loader: Any) -> dict[str, Any]:
 def load_file(
     filename: Paths,
     *,
-    mode: str = "auto",
+    backend: str = "mmap",
+    mode: str | None = None,
     engine: str = "auto",
     threads: int = 0,
     dtype: str | None = None,
@@ -83,13 +86,25 @@ def load_file(
 
     The arguments are those of fastsafetensors.torch.load_file; dtype is the format's name.
     """
+    check_path(filename)
+    chosen = check_backend(backend) if mode is None else mode
     model = Model(filename)
-    loader = model.load(mode=mode, engine=engine, threads=threads, dtype=dtype)
+    loader = model.load(mode=chosen, engine=engine, threads=threads, dtype=dtype)
     try:
         return export(loader)
     finally:
         loader.close()
         model.close()
+
+
+def load(data: Any) -> dict[str, Any]:
+    """Load all tensors of a file's bytes (any bytes-like object), which are copied once."""
+    with open_bytes(data) as model:
+        loader = model.load(mode="map")
+        try:
+            return export(loader)
+        finally:
+            loader.close()
 
 
 def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
@@ -105,7 +120,7 @@ def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
         dtype = _FORMAT_NAMES.get(array.dtype.name)
         if dtype is None:
             known = ", ".join(_FORMAT_NAMES)
-            raise SafetensorError(
+            raise error_class()(
                 f'Unknown dtype "{array.dtype.name}". Supported dtypes: {known} (`{name}`)'
             )
         if not array.dtype.isnative:

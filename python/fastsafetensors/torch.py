@@ -9,6 +9,8 @@ from typing import Any
 import torch as _torch
 
 from ._core import DTYPES, Model, Tensor, dlpack_probe, serialize
+from ._memory import open_bytes
+from ._open import check_backend, check_device, check_path
 from ._saving import Progress, save_rows, without_collections
 from ._torch_state import (
     TORCH_NAMES,
@@ -24,6 +26,7 @@ from ._torch_state import (
 from ._types import Path, Paths
 
 __all__ = [
+    "load",
     "load_file",
     "load_model",
     "save",
@@ -80,7 +83,7 @@ def wrap(tensor: Tensor) -> Any:
 def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
     """All tensors of a load as {name: torch tensor} on `device`."""
     tensors: dict[str, Any] = loader.export(_import_capsule, wrap, capsule_mask())
-    if _torch.device(device).type == "cpu":
+    if device == "cpu" or _torch.device(device).type == "cpu":
         return tensors
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
@@ -89,7 +92,8 @@ def load_file(
     filename: Paths,
     device: Any = "cpu",
     *,
-    mode: str = "auto",
+    backend: str = "mmap",
+    mode: str | None = None,
     engine: str = "auto",
     threads: int = 0,
     dtype: Any = None,
@@ -100,6 +104,7 @@ def load_file(
     device: where the tensors go, as torch takes it.
     mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
     private); "auto" maps what is in the page cache nearly whole and loads everything else.
+    backend: the safetensors package's word for it: "mmap" is "auto", "pread" is "load".
     dtype: what elements become on the way, a torch dtype or the format's name ("BF16"): floats
     become any float type (rounded to nearest even), integers wider ones; other tensors stay.
     engine, threads: force how "load" reads; see `fastsafetensors engines` for what works.
@@ -107,13 +112,29 @@ def load_file(
     The tensors own their memory. Raises SafetensorError for a bad file, OSError of its kind for
     what the system refuses.
     """
+    check_path(filename)
+    device = check_device(device)
+    chosen = check_backend(backend) if mode is None else mode
     model = Model(filename)
-    loader = model.load(mode=mode, engine=engine, threads=threads, dtype=dtype_name(dtype))
+    loader = model.load(mode=chosen, engine=engine, threads=threads, dtype=dtype_name(dtype))
     try:
         return export(loader, device)
     finally:
         loader.close()
         model.close()
+
+
+def load(data: Any) -> dict[str, Any]:
+    """Load all tensors of a file's bytes (any bytes-like object): {name: torch.Tensor}.
+
+    The bytes are copied once; the tensors own their memory and may be written to.
+    """
+    with open_bytes(data) as model:
+        loader = model.load(mode="map")
+        try:
+            return export(loader)
+        finally:
+            loader.close()
 
 
 def _shares_storage(tensor: Any, others: list[Any]) -> bool:
@@ -221,6 +242,7 @@ def load_model(
     strict: bool = True,
     device: Any = "cpu",
     *,
+    backend: str = "mmap",
     assign: bool = False,
     threads: int = 0,
 ) -> tuple[set[str], list[str]]:
@@ -233,6 +255,9 @@ def load_model(
     strict: a missing or unexpected name is a RuntimeError, in torch's words; a shape that differs
     always is. Names tied to one that the file has are not missing.
     """
+    check_path(filename)
+    views = check_backend(backend)
+    device = check_device(device)
     file = Model(filename)
     try:
         state = model.state_dict(keep_vars=False)
@@ -243,7 +268,7 @@ def load_model(
         direct = not assign and _takes_direct_reads(model)
         rest = _read_in_place(file, state, known, threads) if direct else known
         if rest:
-            loader = file.load(rest, mode="auto" if assign else "load", threads=threads)
+            loader = file.load(rest, mode=views if assign else "load", threads=threads)
             try:
                 tensors = export(loader, device if assign else "cpu")
             finally:

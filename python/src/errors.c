@@ -4,14 +4,43 @@
 #include "module.h"
 
 #include <errno.h>
+#include <stdio.h>
+
+/// Pickles as SafetensorError: a joined class can't be found by name.
+static PyObject *error_reduce(PyObject *self, PyObject *none) {
+    (void)none;
+    PyObject *class = (PyObject *)Py_TYPE(self), *joined = NULL;
+    PyObject *mark = PyObject_GetAttrString(class, "_joined_from");
+    if (mark != NULL)
+        joined = class = mark;
+    else
+        PyErr_Clear();
+    PyObject *args = PyObject_GetAttrString(self, "args");
+    PyObject *state = PyObject_GetAttrString(self, "__dict__");
+    PyObject *result = args == NULL || state == NULL ? NULL : PyTuple_Pack(3, class, args, state);
+    Py_XDECREF(args);
+    Py_XDECREF(state);
+    Py_XDECREF(joined);
+    return result;
+}
+
+static PyObject *with_reduce(PyObject *class) {
+    static PyMethodDef reduce = {"__reduce__", error_reduce, METH_NOARGS, "For pickle."};
+    if (class == NULL) return NULL;
+    PyObject *method = PyDescr_NewMethod((PyTypeObject *)class, &reduce);
+    int failed = method == NULL || PyObject_SetAttrString(class, "__reduce__", method) != 0;
+    Py_XDECREF(method);
+    if (failed) Py_CLEAR(class);
+    return class;
+}
 
 PyObject *fstpy_error_class_new(void) {
-    return PyErr_NewExceptionWithDoc(
+    return with_reduce(PyErr_NewExceptionWithDoc(
         "fastsafetensors.SafetensorError",
         "A safetensors file or a request for it is wrong.\n\n"
         "Attributes: tag (the error's name, as in the reference validator), file, tensor,\n"
         "byte_offset (position in the file, or None).",
-        PyExc_Exception, NULL);
+        PyExc_Exception, NULL));
 }
 
 static int set_text(PyObject *object, const char *name, const char *text) {
@@ -29,14 +58,46 @@ static int set_offset(PyObject *object, uint64_t offset) {
     return result;
 }
 
+/// A subclass of ours and of `theirs`, made once for each.
+static PyObject *join_classes(module_state *state, PyObject *theirs) {
+    if (state->joined_with == theirs) return state->joined_class;
+    PyObject *joined = PyObject_CallFunction(
+        (PyObject *)&PyType_Type, "s(OO){s:s,s:s,s:O}", "SafetensorError", state->error_class,
+        theirs, "__module__", "fastsafetensors", "__doc__",
+        "A safetensors file or a request for it is wrong.", "_joined_from", state->error_class);
+    if (joined == NULL) return NULL;
+    Py_XDECREF(state->joined_with);
+    Py_XDECREF(state->joined_class);
+    state->joined_with = Py_NewRef(theirs);
+    state->joined_class = joined;
+    return joined;
+}
+
+PyObject *fstpy_error_class(module_state *state) {
+    // Programs that came from the safetensors package catch its error class.
+    PyObject *name = PyUnicode_InternFromString("safetensors");
+    PyObject *module = name == NULL ? NULL : PyImport_GetModule(name);
+    PyObject *theirs = module == NULL ? NULL : PyObject_GetAttrString(module, "SafetensorError");
+    PyObject *result = state->error_class;
+    if (theirs != NULL && PyType_Check(theirs) &&
+        !PyType_IsSubtype((PyTypeObject *)theirs, (PyTypeObject *)state->error_class))
+        result = join_classes(state, theirs);
+    Py_XDECREF(theirs);
+    Py_XDECREF(module);
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return result == NULL ? state->error_class : result;
+}
+
 static PyObject *raise_format(module_state *state, const fst_error *error, PyObject *message) {
-    PyObject *exception = PyObject_CallFunctionObjArgs(state->error_class, message, NULL);
+    PyObject *class = fstpy_error_class(state);
+    PyObject *exception = PyObject_CallFunctionObjArgs(class, message, NULL);
     if (exception == NULL) return NULL;
     if (set_text(exception, "tag", fst_status_name(error->status)) == 0 &&
         set_text(exception, "file", error->file) == 0 &&
         set_text(exception, "tensor", error->tensor) == 0 &&
         set_offset(exception, error->byte_offset) == 0)
-        PyErr_SetObject(state->error_class, exception);
+        PyErr_SetObject(class, exception);
     Py_DECREF(exception);
     return NULL;
 }
@@ -72,10 +133,34 @@ static PyObject *class_of(fst_status status) {
     }
 }
 
+/// The message as the reference begins it; the name of a header's fault, with which ours begins,
+/// goes to the end.
+static PyObject *make_message(const fst_error *error) {
+    const char *text = error->message, *name = fst_status_name(error->status);
+    const char *meaning = fst_status_meaning(error->status);
+    size_t size = strlen(name);
+    if (error->status < FST_E_HEADER_TOO_SMALL || error->status > FST_E_METADATA_INCOMPLETE_BUFFER)
+        return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    if (strncmp(text, name, size) == 0 && strncmp(text + size, ": ", 2) == 0) text += size + 2;
+    char begin[256] = "";
+    if (error->status == FST_E_INVALID_OFFSET)
+        snprintf(begin, sizeof begin, "%s `%.150s`: ", meaning, error->tensor);
+    else if (strncmp(text, meaning, strlen(meaning)) != 0)
+        snprintf(begin, sizeof begin, "%s: ", meaning);
+    PyObject *first = PyUnicode_DecodeUTF8(begin, (Py_ssize_t)strlen(begin), "replace");
+    PyObject *rest = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    PyObject *message = NULL;
+    if (first != NULL && rest != NULL)
+        message =
+            PyUnicode_FromFormat("Error while deserializing header: %U%U (%s)", first, rest, name);
+    Py_XDECREF(first);
+    Py_XDECREF(rest);
+    return message;
+}
+
 PyObject *fstpy_raise(module_state *state, const fst_error *error) {
     if (error->status == FST_E_NO_MEMORY) return PyErr_NoMemory();
-    PyObject *message =
-        PyUnicode_DecodeUTF8(error->message, (Py_ssize_t)strlen(error->message), "replace");
+    PyObject *message = make_message(error);
     if (message == NULL) return NULL;
     PyObject *plain_class = class_of(error->status);
     switch (error->status) {

@@ -47,7 +47,14 @@ static PyObject *module_engines(PyObject *module, PyObject *path_object) {
     return list;
 }
 
+static PyObject *module_error_class(PyObject *module, PyObject *none) {
+    (void)none;
+    return Py_NewRef(fstpy_error_class(PyModule_GetState(module)));
+}
+
 static PyMethodDef module_methods[] = {
+    {"error_class", module_error_class, METH_NOARGS,
+     "SafetensorError, or its subclass that the safetensors package's users catch."},
     {"dlpack_probe", fstpy_dlpack_probe, METH_O,
      "A capsule of one zero of that dtype, to try what an importer takes."},
     {"live_buffers", module_live_buffers, METH_NOARGS, "(buffers alive, their bytes)."},
@@ -108,6 +115,8 @@ static int module_exec(PyObject *module) {
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     module_state *state = PyModule_GetState(module);
     Py_VISIT(state->error_class);
+    Py_VISIT(state->joined_class);
+    Py_VISIT(state->joined_with);
     Py_VISIT(state->model_type);
     Py_VISIT(state->loader_type);
     Py_VISIT(state->tensor_type);
@@ -118,6 +127,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 static int module_clear(PyObject *module) {
     module_state *state = PyModule_GetState(module);
     Py_CLEAR(state->error_class);
+    Py_CLEAR(state->joined_class);
+    Py_CLEAR(state->joined_with);
     Py_CLEAR(state->model_type);
     Py_CLEAR(state->loader_type);
     Py_CLEAR(state->tensor_type);

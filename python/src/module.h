@@ -11,6 +11,8 @@
 /// State of the module, one per interpreter.
 typedef struct module_state {
     PyObject *error_class; ///< SafetensorError
+    /// The same, derived from the safetensors package's class as well, and that class; or NULL.
+    PyObject *joined_class, *joined_with;
     PyTypeObject *model_type, *loader_type, *tensor_type, *writer_type;
     PyObject *dtype_names[FST_DTYPE_COUNT]; ///< interned str
 } module_state;
@@ -22,6 +24,9 @@ module_state *fstpy_state(PyTypeObject *type);
 
 /// Sets the Python exception for a failed call; returns NULL.
 PyObject *fstpy_raise(module_state *state, const fst_error *error);
+/// The class to raise: SafetensorError, or once the safetensors package is loaded a subclass of
+/// that which its users catch. Borrowed.
+PyObject *fstpy_error_class(module_state *state);
 /// Creates SafetensorError.
 PyObject *fstpy_error_class_new(void);
 

@@ -18,7 +18,7 @@ static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)
 static fst_loader *begin_use(PyObject *self) {
     loader_object *object = (loader_object *)self;
     if (object->is_closed) {
-        PyErr_SetString(state_of(self)->error_class, "Loader is closed");
+        PyErr_SetString(fstpy_error_class(state_of(self)), "Loader is closed");
         return NULL;
     }
     object->uses++;

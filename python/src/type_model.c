@@ -14,7 +14,8 @@ typedef struct model_object {
 static fst_model *model_of(PyObject *self) {
     const model_object *object = (model_object *)self;
     fst_model *model = object->is_closed ? NULL : object->model;
-    if (model == NULL) PyErr_SetString(fstpy_state(Py_TYPE(self))->error_class, "File is closed");
+    if (model == NULL)
+        PyErr_SetString(fstpy_error_class(fstpy_state(Py_TYPE(self))), "File is closed");
     return model;
 }
 

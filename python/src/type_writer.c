@@ -77,7 +77,7 @@ static PyObject *finish_call(PyObject *self, fst_status status, const fst_error 
 static fst_writer *begin_use(PyObject *self) {
     writer_object *object = (writer_object *)self;
     if (object->is_closed) {
-        PyErr_SetString(fstpy_state(Py_TYPE(self))->error_class, "Writer is closed");
+        PyErr_SetString(fstpy_error_class(fstpy_state(Py_TYPE(self))), "Writer is closed");
         return NULL;
     }
     object->uses++;

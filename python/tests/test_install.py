@@ -47,7 +47,7 @@ def test_examples(prefix, sharded, tmp_path, static):
         built[source.stem] = program = tmp_path / source.stem
         subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program,
                         *flags, f"-Wl,-rpath,{library_folder(prefix)}"], check=True)
-    assert set(built) == {"load_one", "stream_sharded", "load_into"}
+    assert set(built) == {"load_one", "stream_sharded", "load_into", "save_stream"}
 
     def run(*arguments):
         return subprocess.run(arguments, capture_output=True, text=True)
@@ -62,6 +62,12 @@ def test_examples(prefix, sharded, tmp_path, static):
         assert "100 %" in done.stderr
     done = run(built["load_into"], folder)
     assert done.stdout.startswith(f"9 tensors, {9 * 16384} bytes")
+    done = run(built["save_stream"], folder, tmp_path / "copy.safetensors")
+    assert done.stdout.endswith("copy.safetensors is on the device\n"), done.stderr
+    from fastsafetensors.torch import load_file
+
+    copied = load_file(tmp_path / "copy.safetensors")
+    assert all(copied[name].equal(tensors[name]) for name in tensors)
 
 
 def test_what_is_installed(prefix):

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are bytes in memory rather than files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from ._core import Model, error_class
+
+
+@contextlib.contextmanager
+def open_bytes(data: Any) -> Iterator[Model]:
+    """Open the bytes of a file as a model.
+
+    They are copied once, to a nameless file in memory; tensors can then be views of that. Anything
+    that gives its bytes is taken (bytes, bytearray, memoryview, mmap).
+    """
+    try:
+        view = memoryview(data).cast("B")
+    except TypeError:
+        raise TypeError(
+            f"argument 'data': a bytes-like object is expected, not {type(data).__name__}"
+        ) from None
+    fd = os.memfd_create("safetensors")
+    try:
+        done = 0
+        while done < len(view):
+            done += os.write(fd, view[done : done + (64 << 20)])
+        try:
+            model = Model(f"/proc/self/fd/{fd}")
+        except error_class() as error:
+            text = str(error).replace("Error while deserializing header", "Error while deserializing")
+            raise type(error)(text.replace(f"/proc/self/fd/{fd}", "memory")) from None
+        try:
+            yield model
+        finally:
+            model.close()
+    finally:
+        os.close(fd)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lowest level of the safetensors package: specs and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ._core import serialize as _serialize
+from ._memory import open_bytes
+from ._saving import check_names, save_rows
+from ._types import Path
+
+# torch's and numpy's names of dtypes, as specs give them.
+_SPEC_DTYPES = {
+    "bool": "BOOL",
+    "complex64": "C64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's dtype (torch's name), shape, and where its bytes are."""
+
+    dtype: str
+    shape: list[int]
+    data_ptr: int
+    data_len: int
+
+
+def _rows(tensor_dict: dict[str, TensorSpec]) -> list[Any]:
+    rows = []
+    for name, spec in tensor_dict.items():
+        if not isinstance(spec, TensorSpec):
+            raise TypeError(
+                f"argument 'tensor_dict': '{type(spec).__name__}' object is not an instance of "
+                "'TensorSpec'"
+            )
+        dtype = _SPEC_DTYPES.get(spec.dtype, spec.dtype)
+        shape = list(spec.shape)
+        if dtype == "F4" and shape:
+            shape[-1] *= 2
+        rows.append((name, dtype, shape, spec.data_ptr, spec.data_len))
+    return rows
+
+
+def serialize(
+    tensor_dict: dict[str, TensorSpec], metadata: dict[str, str] | None = None
+) -> bytes:
+    """Return the bytes of a file of these tensors."""
+    check_names(tensor_dict, metadata)
+    return _serialize(None, _rows(tensor_dict), metadata)
+
+
+def serialize_file(
+    tensor_dict: dict[str, TensorSpec], filename: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write these tensors to a file, as save_file does."""
+    check_names(tensor_dict, metadata)
+    save_rows(filename, _rows(tensor_dict), metadata)
+
+
+def deserialize(data: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name, {"dtype", "shape", "data": bytearray}) of each tensor of a file's bytes."""
+    with open_bytes(data) as model:
+        view = memoryview(data).cast("B")
+        result = []
+        for index, name in enumerate(model.names()):
+            dtype, shape, size, _, offset = model.info(index)
+            content = bytearray(view[offset : offset + size])
+            result.append((name, {"dtype": dtype, "shape": list(shape), "data": content}))
+        return result

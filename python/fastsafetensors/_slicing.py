@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index expressions as the box of a tensor to read, and what is left to do with the box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ._core import error_class
+
+
+@dataclass
+class SlicePlan:
+    """begin and end of every dimension, and the index that makes the result of the box; or None."""
+
+    begin: list[int]
+    end: list[int]
+    rest: tuple[Any, ...] | None
+
+
+def _is_int(part: Any) -> bool:
+    return isinstance(part, int) and not isinstance(part, bool)
+
+
+def _expand(parts: tuple[Any, ...], rank: int) -> tuple[Any, ...] | None:
+    """Replace an Ellipsis, and what is missing at the end, by whole dimensions."""
+    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1:
+        return None
+    if len(parts) - len(dots) > rank:
+        return None
+    if dots:
+        fill = (slice(None),) * (rank - len(parts) + 1)
+        parts = parts[: dots[0]] + fill + parts[dots[0] + 1 :]
+    return parts + (slice(None),) * (rank - len(parts))
+
+
+def _make_plan(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
+    begin: list[int] = []
+    end: list[int] = []
+    rest: list[Any] = []
+    for part, size in zip(parts, shape, strict=True):
+        if isinstance(part, slice):
+            first, last, step = part.indices(size)
+            begin.append(min(first, last) if last < first else first)
+            end.append(max(begin[-1], last))
+            rest.append(slice(None) if step == 1 else slice(None, None, step))
+        else:
+            begin.append(part % size)
+            end.append(part % size + 1)
+            rest.append(0)
+    needed = any(part == 0 or part != slice(None) for part in rest)
+    return SlicePlan(begin, end, tuple(rest) if needed else None)
+
+
+def plan_torch(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | None:
+    """Plan what a torch tensor gives for an index; None: read it whole and let torch index it."""
+    if not all(_is_int(p) or isinstance(p, slice) or p is Ellipsis for p in parts):
+        return None
+    if not shape:
+        if any(isinstance(part, slice) for part in parts):
+            raise IndexError("slice() cannot be applied to a 0-dim tensor.")
+        return None
+    indices = sum(part is not Ellipsis for part in parts)
+    if indices > len(shape):
+        raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
+    expanded = _expand(parts, len(shape))
+    if expanded is None:
+        return None
+    for dimension, (part, size) in enumerate(zip(expanded, shape, strict=True)):
+        if isinstance(part, slice):
+            if part.step is not None and part.step <= 0:
+                raise ValueError("step must be greater than zero")
+        elif not -size <= part < size:
+            raise IndexError(
+                f"index {part} is out of bounds for dimension {dimension} with size {size}"
+            )
+    return _make_plan(expanded, shape)
+
+
+def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
+    """Plan integers, slices of positive step and Ellipsis; SafetensorError for anything else."""
+    error = error_class()
+    for at, part in enumerate(parts):
+        if not (isinstance(part, (int, slice)) or part is Ellipsis):
+            raise error(
+                f"Unsupported slice index at position {at}: expected slice, int, or ellipsis"
+            )
+        if isinstance(part, slice) and part.step is not None and part.step <= 0:
+            raise error(f"Slice step must be a positive integer, got {part.step}")
+    numbers = tuple(int(part) if isinstance(part, bool) else part for part in parts)
+    expanded = _expand(numbers, len(shape))
+    if expanded is None:
+        raise error(
+            f"Error during slicing with shape {list(shape)}: more slicing indexes than dimensions "
+            "in tensor"
+        )
+    for dimension, (part, size) in enumerate(zip(expanded, shape, strict=True)):
+        if not isinstance(part, slice) and not -size <= part < size:
+            raise error(f"Invalid index {part} for dimension {dimension} of size {size}")
+    return _make_plan(expanded, shape)

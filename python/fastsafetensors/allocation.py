@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is still allocated, and buffers that live as long as somebody holds them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ._core import live_buffers
+
+
+def live_allocation_count() -> int:
+    """Tensor buffers of this process that are not yet freed."""
+    return live_buffers()[0]
+
+
+def live_allocation_bytes() -> int:
+    """Bytes of the tensor buffers that are not yet freed."""
+    return live_buffers()[1]
+
+
+class SharedDeviceAllocation:
+    """A device buffer with a count of holders: the last release frees it, if it is owned."""
+
+    def __init__(self, gbuf: Any, framework: Any, device: Any, owns_memory: bool = True) -> None:
+        """Begin with one holder."""
+        self.gbuf = gbuf
+        self._framework = framework
+        self._device = device
+        self._owns = owns_memory
+        self._count = 1
+        self._lock = threading.Lock()
+
+    def acquire(self) -> SharedDeviceAllocation:
+        """Add a holder. RuntimeError once the buffer is freed."""
+        with self._lock:
+            if self._count <= 0:
+                raise RuntimeError("the allocation is released")
+            self._count += 1
+        return self
+
+    def release(self) -> None:
+        """Remove a holder; more releases than holders do nothing."""
+        with self._lock:
+            if self._count <= 0:
+                return
+            self._count -= 1
+            last = self._count == 0
+        if last and self._owns and self._framework is not None:
+            self._framework.free_tensor_memory(self.gbuf, self._device)
+
+    @property
+    def live(self) -> bool:
+        """Whether the buffer is not yet freed."""
+        return self._count > 0
+
+    @property
+    def refcount(self) -> int:
+        """How many hold it."""
+        return self._count

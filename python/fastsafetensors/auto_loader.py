@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AutoLoader: a parallel load whose settings come from a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .config import LoaderConfig, load_config
+from .loader import SafeTensorsFileLoader, _GroupLoader
+from .parallel_loader import PipelineParallel
+
+_logger = logging.getLogger(__name__)
+
+_LOADERS = ("base", "3fs")
+
+
+class AutoLoader:
+    """Iterate over a model's tensors as FASTSAFETENSORS_CONFIG or ./fastsafetensors.json says.
+
+    config: the settings that were found (see fastsafetensors.config).
+    """
+
+    def __init__(self, pg: Any, hf_weights_files: Sequence[Any], device: Any = "cpu") -> None:
+        """Read the settings and prepare the load."""
+        self.config: LoaderConfig = load_config()
+        name = self.config.loader
+        if name not in _LOADERS:
+            raise ValueError(f"Unknown loader type: '{name}'. Available: {list(_LOADERS)}")
+        section = self.config.get_extension_config(name)
+        common: dict[str, Any] = {"framework": self.config.framework, "set_numa": self.config.set_numa}
+        loader: Any
+        if name == "3fs":
+            from .threefs_loader import ThreeFSLoader
+
+            loader = ThreeFSLoader(pg, device, **section, **common)
+        else:
+            wishes = SafeTensorsFileLoader.process_extension_config(section)
+            loader = _GroupLoader(
+                pg, device, debug_log=self.config.debug_log,
+                disable_cache=self.config.disable_cache, **wishes, **common,
+            )
+        self._pipeline = PipelineParallel(
+            pg, loader, hf_weights_files, **self.config.create_parallel_kwargs()
+        )
+        _logger.info("AutoLoader initialized: loader=%s, files=%d", name, len(hf_weights_files))
+
+    def iterate_weights(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, tensor)."""
+        return self._pipeline.iterate_weights()
+
+    def close(self) -> None:
+        """Stop and let go of everything; twice is fine."""
+        self._pipeline.close()

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Headers, frames and small helpers, as programs for fastsafetensors 0.5 use them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ._core import Model, error_class
+from ._memory import open_bytes
+from .st_types import DTYPE_SIZES, Device, DType
+
+__all__ = [
+    "SafeTensorsMetadata",
+    "SingleGroup",
+    "TensorFrame",
+    "get_device_numa_node",
+    "get_fs_type",
+    "init_logger",
+    "is_gpu_found",
+]
+
+
+def init_logger(name: str) -> logging.Logger:
+    """Return the logger of a module; nothing is printed unless a program asks logging to."""
+    return logging.getLogger(name)
+
+
+class SingleGroup:
+    """The process group of a program that is alone."""
+
+    def size(self) -> int:
+        """Return the number of ranks: 1."""
+        return 1
+
+    def rank(self) -> int:
+        """Return the rank: 0."""
+        return 0
+
+
+def is_gpu_found() -> bool:
+    """Tell whether a GPU's runtime is there and has a device."""
+    try:
+        import torch
+
+        return bool(torch.cuda.is_available())
+    except ImportError:
+        return False
+
+
+def get_device_numa_node(device: int | None) -> int | None:
+    """Return the NUMA node of a GPU, or None where there is none or it is not known."""
+    if device is None:
+        return None
+    try:
+        import torch
+
+        properties = torch.cuda.get_device_properties(device)
+        address = (
+            f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:"
+            f"{properties.pci_device_id:02x}.0"
+        )
+        with open(f"/sys/bus/pci/devices/{address}/numa_node") as file:
+            node = int(file.read())
+        return node if node >= 0 else None
+    except Exception:  # no torch, no GPU, no such file: not known
+        return None
+
+
+def get_fs_type(path: str | os.PathLike[str], mounts_file: str = "/proc/mounts") -> str:
+    """Return the type of the file system that a path lies on ("ext4"), or ""."""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open(mounts_file) as file:
+            for line in file:
+                parts = line.split()
+                if len(parts) < 3:
+                    continue
+                point = parts[1].replace("\\040", " ")
+                inside = real == point or real.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best):
+                    best, kind = point, parts[2]
+    except OSError:
+        return ""
+    return kind
+
+
+@dataclass
+class TensorFrame:
+    """A tensor's place: dtype, shape, bytes relative to the data section, strides in elements.
+
+    offsets: first element of each dimension of a slice; sliced: whether it is one.
+    """
+
+    dtype: DType
+    shape: list[int]
+    data_offsets: list[int]
+    strides: list[int]
+    offsets: list[int]
+    sliced: bool
+
+    @classmethod
+    def from_buffer(cls, entry: dict[str, Any]) -> TensorFrame:
+        """Make one of a header's entry."""
+        shape = list(entry["shape"])
+        strides = [1] * len(shape)
+        for at in range(len(shape) - 2, -1, -1):
+            strides[at] = strides[at + 1] * shape[at + 1]
+        zeros = [0] * len(shape)
+        return cls(DType(entry["dtype"]), shape, list(entry["data_offsets"]), strides, zeros, False)
+
+    def __getitem__(self, key: Any) -> TensorFrame:
+        """Return the frame of a slice: integers keep their dimension, of size 1."""
+        parts = key if isinstance(key, tuple) else (key,)
+        if len(parts) > len(self.shape):
+            raise IndexError(f"too many indices for tensor of dimension {len(self.shape)}")
+        shape, strides, offsets = list(self.shape), list(self.strides), list(self.offsets)
+        for at, part in enumerate(parts):
+            size = self.shape[at]
+            if isinstance(part, slice):
+                first, last, step = part.indices(size)
+                if step <= 0:
+                    raise ValueError("step must be greater than zero")
+                shape[at] = max(0, -(-(last - first) // step))
+                strides[at] *= step
+            elif not -size <= part < size:
+                raise IndexError(f"index {part} is out of bounds for dimension {at} with size {size}")
+            else:
+                first, shape[at] = part % size, 1
+            offsets[at] += first
+        return TensorFrame(self.dtype, shape, list(self.data_offsets), strides, offsets, True)
+
+
+class SafeTensorsMetadata:
+    """A file's header.
+
+    tensors: {name: TensorFrame} by offset; metadata: the file's own, "" where it has none;
+    header_length: bytes before the data section; size_bytes: of the file; src: its path;
+    aligned: whether the data section begins at a multiple of 8 bytes.
+    """
+
+    def __init__(self, model: Model, src: str) -> None:
+        """Read what an opened model of one file knows."""
+        _, self.size_bytes, self.header_length, _, _ = model.file(0)
+        self.src = src
+        self.metadata: Any = model.metadata(0) or ""
+        self.tensors: OrderedDict[str, TensorFrame] = OrderedDict()
+        for index, name in enumerate(model.names()):
+            dtype, shape, size, _, offset = model.info(index)
+            begin = offset - self.header_length
+            entry = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size]}
+            self.tensors[name] = TensorFrame.from_buffer(entry)
+        self.aligned = self.header_length % 8 == 0
+        self.model = model
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], framework_op: Any = None) -> SafeTensorsMetadata:
+        """Read a file's header. Bytes after the data are accepted, as the loaders do."""
+        src = os.fspath(path)
+        return cls(open_model(src), src)
+
+    @classmethod
+    def from_fd(cls, fd: int, name: str, framework_op: Any = None) -> SafeTensorsMetadata:
+        """Read the header of an open file."""
+        return cls(open_model(f"/proc/self/fd/{fd}", name), name)
+
+    @classmethod
+    def from_buffer(
+        cls, addr: int, length: int, name: str, framework_op: Any = None
+    ) -> SafeTensorsMetadata:
+        """Read a header from memory that holds the whole file."""
+        with open_bytes((ctypes.c_char * length).from_address(addr)) as model:
+            return cls(model, name)
+
+    def select_byte_ranges(
+        self, keep: Callable[[str], bool], merge_gap: int = 4096
+    ) -> list[tuple[int, int]]:
+        """Return [(begin, end)] from the start of the file that hold what `keep` says yes to.
+
+        Ranges at most merge_gap bytes apart are one.
+        """
+        ranges: list[tuple[int, int]] = []
+        for name, frame in self.tensors.items():
+            begin, end = (self.header_length + offset for offset in frame.data_offsets)
+            if begin == end or not keep(name):
+                continue
+            if ranges and begin - ranges[-1][1] <= merge_gap:
+                ranges[-1] = (ranges[-1][0], end)
+            else:
+                ranges.append((begin, end))
+        return ranges
+
+    def tensor_bytes(self, name: str) -> int:
+        """Bytes of a tensor in the file."""
+        begin, end = self.tensors[name].data_offsets
+        return end - begin
+
+
+def open_model(path: str, shown: str | None = None) -> Model:
+    """Open one file as the 0.5 loaders do: leniently, with the fault's name in the message."""
+    try:
+        return Model([path], lenient=True)
+    except error_class() as error:
+        tag = getattr(error, "tag", "")
+        text = str(error).replace("Error while deserializing header: ", "", 1)
+        if shown is not None:
+            text = text.replace(path, shown)
+        raised = error_class()(f"{tag}: {text}" if tag and tag not in text else text)
+        for name in ("tag", "file", "tensor", "byte_offset"):
+            setattr(raised, name, getattr(error, name, None))
+        raise raised from None
+
+
+def dtype_bytes(dtype: DType, count: int) -> int:
+    """Bytes of `count` elements."""
+    return int(count * DTYPE_SIZES[dtype])
+
+
+def device_of(device: Any) -> Device:
+    """Return our Device of anything that names one; an error for a GPU that is not there."""
+    found = Device.of(device)
+    if not found.is_cpu and not is_gpu_found():
+        raise RuntimeError(
+            f"[FAIL] GPU runtime library not found (no usable GPU for device {found.as_str()})"
+        )
+    return found

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..frameworks import FrameworkOpBase, TensorBase
+from ..st_types import Device, DType
+from .base import CopierInterface
+
+Construct = Callable[[Any, Device, FrameworkOpBase], CopierInterface]
+Factory = Callable[..., Construct]
+
+# All of these are the library's own pipeline, which picks the way by itself.
+BUILT_IN = ("gds", "nogds", "unified", "fgds", "3fs")
+
+
+class CoreCopier(CopierInterface):
+    """The library's own pipeline: the device buffer is the running load."""
+
+    def __init__(self, metadata: Any, device: Device, framework: FrameworkOpBase) -> None:
+        """Keep what is to be read."""
+        self._metadata = metadata
+        self._framework = framework
+        self._names: list[str] | None = None
+
+    def set_chunk(
+        self, ranges: Any, names: Any, allocation_size: int | None = None
+    ) -> None:
+        """Read only these tensors."""
+        self._names = list(names)
+
+    def submit_io(self, use_buf_register: bool, max_copy_block_size: int) -> Any:
+        """Begin to read in the background."""
+        names = list(self._metadata.tensors) if self._names is None else self._names
+        return self._metadata.model.load(names, mode="load", order="file") if names else None
+
+    def wait_io(
+        self, gbuf: Any, dtype: DType = DType.AUTO, noalign: bool = False, owner: Any = None
+    ) -> dict[str, TensorBase]:
+        """Wait for all bytes; the tensors own their memory."""
+        if gbuf is None:
+            return {}
+        try:
+            gbuf.wait()
+            tensors = [self._framework.wrap(gbuf.item(i)) for i in range(len(gbuf))]
+            names = list(self._metadata.tensors) if self._names is None else self._names
+            return dict(zip(names, tensors, strict=True))
+        finally:
+            gbuf.close()
+
+
+_factories: dict[str, Factory] = {}
+_classes: dict[str, type[CopierInterface]] = dict.fromkeys(BUILT_IN, CoreCopier)
+
+
+def register_copier_constructor(
+    copier_type: str, copier_class: type[CopierInterface] | None = None
+) -> Callable[[Factory], Factory]:
+    """Register a reader: decorates ``factory(device, **kw) -> construct(metadata, device, op)``."""
+
+    def register(factory: Factory) -> Factory:
+        _factories[copier_type] = factory
+        if copier_class is not None:
+            _classes[copier_type] = copier_class
+        return factory
+
+    return register
+
+
+def _check(copier_type: str) -> None:
+    if copier_type not in _factories and copier_type not in BUILT_IN:
+        known = [*BUILT_IN, *(name for name in _factories if name not in BUILT_IN)]
+        raise KeyError(f"Copier type '{copier_type}' is not registered. Available types: {known}")
+
+
+def is_built_in(copier_type: str) -> bool:
+    """Tell whether a name stands for the library's own pipeline."""
+    return copier_type in BUILT_IN and copier_type not in _factories
+
+
+def create_copier_constructor(copier_type: str, device: Device, **kwargs: Any) -> Construct:
+    """Return what makes readers of a type."""
+    _check(copier_type)
+    if copier_type in _factories:
+        return _factories[copier_type](device, **kwargs)
+    return CoreCopier
+
+
+def get_copier_class(copier_type: str) -> type[CopierInterface]:
+    """Return the class registered for a type."""
+    _check(copier_type)
+    return _classes.get(copier_type, CopierInterface)
+
+
+def copier_class_of(construct: Construct) -> type[CopierInterface]:
+    """Return the class of what a constructor makes, as far as it says."""
+    if isinstance(construct, type) and issubclass(construct, CopierInterface):
+        return construct
+    found = getattr(construct, "copier_class", None)
+    return found if isinstance(found, type) else CopierInterface

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FilesBufferOnDevice: what a loader has loaded, by name, on all ranks."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ._core import error_class
+from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
+from .st_types import Device, DType
+
+
+class LoadedFile:
+    """One rank's file: its header, and on the rank that reads it, its tensors."""
+
+    def __init__(self, metadata: Any, rank: int, names: list[str]) -> None:
+        """Describe a file of which `names` were asked for."""
+        self.metadata = metadata
+        self.rank = rank
+        self.names = names
+        self.loader: Any = None  # a load in progress or finished, of our own pipeline
+        self._indices = {name: index for index, name in enumerate(names)}
+        self.tensors: dict[str, TensorBase] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str, framework: FrameworkOpBase) -> TensorBase:
+        """Return a tensor: made when it is first asked for, the same object ever after."""
+        with self._lock:
+            if name not in self.tensors:
+                if self.loader is None:
+                    raise error_class()("the buffer is closed")
+                self.tensors[name] = framework.wrap(self.loader.item(self._indices[name]))
+            return self.tensors[name]
+
+    def close(self) -> None:
+        """Let go of the load and its tensors; those handed out stay valid."""
+        if self.loader is not None:
+            self.loader.close()
+        self.loader = None
+        self.tensors = {}
+
+
+def _to_dtype(dtype: Any, framework: FrameworkOpBase) -> DType:
+    if dtype is None or isinstance(dtype, DType):
+        return dtype or DType.AUTO
+    from .frameworks._torch import fst_dtype
+
+    return fst_dtype(dtype)
+
+
+class FilesBufferOnDevice:
+    """Loaded files. Tensors own their memory: closing this never invalidates one.
+
+    key_to_rank_lidx: {name: (rank, index of the rank's file)}. In a group, all ranks call the same
+    functions in the same order.
+    """
+
+    def __init__(
+        self,
+        rank_loaders: dict[int, list[Any]],
+        pg: ProcessGroupBase,
+        framework: FrameworkOpBase,
+        auto_mem_delete: bool = True,
+        keep_tensor: Any = None,
+        borrowed_tensors: bool = False,
+        device: Device | None = None,
+        dtype: DType = DType.AUTO,
+    ) -> None:
+        """Index the files by name; ValueError for a name in two of them."""
+        self.rank_loaders = rank_loaders
+        self.pg = pg
+        self.framework = framework
+        self.device = device or Device.from_str("cpu")
+        self._dtype = dtype
+        self._closed = False
+        self.key_to_rank_lidx: dict[str, tuple[int, int]] = {}
+        for rank in sorted(rank_loaders):
+            for index, file in enumerate(rank_loaders[rank]):
+                for name in file.names:
+                    if name in self.key_to_rank_lidx:
+                        raise ValueError(
+                            f"FilesBufferOnDevice: key {name} must be unique among files"
+                        )
+                    self.key_to_rank_lidx[name] = (rank, index)
+
+    def _file(self, name: str) -> tuple[int, LoadedFile]:
+        if self._closed:
+            raise error_class()("FilesBufferOnDevice is closed")
+        found = self.key_to_rank_lidx.get(name)
+        if found is None:
+            names = list(self.key_to_rank_lidx)
+            close = difflib.get_close_matches(str(name), names, n=3) if len(names) <= 20000 else []
+            hint = f" (close matches: {', '.join(close)})" if close else ""
+            raise ValueError(f"_get_rank: key {name} was not found in files{hint}")
+        return found[0], self.rank_loaders[found[0]][found[1]]
+
+    def get_filename(self, name: str) -> str:
+        """Return the path of the file that holds a tensor."""
+        return str(self._file(name)[1].metadata.src)
+
+    def get_shape(self, name: str) -> list[int]:
+        """Return a tensor's shape, as the file has it."""
+        return list(self._file(name)[1].metadata.tensors[name].shape)
+
+    def _place(self, tensor: TensorBase, device: Any, dtype: Any) -> TensorBase:
+        wanted = _to_dtype(dtype, self.framework)
+        where = self.device if device is None else Device.of(device)
+        if where == tensor.device and wanted in (DType.AUTO, tensor.dtype):
+            return tensor
+        return tensor.to(
+            device=None if where == tensor.device else where,
+            dtype=DType.AUTO if wanted is tensor.dtype else wanted,
+        )
+
+    def _everywhere(self, name: str) -> TensorBase:
+        """Return a tensor on every rank, broadcast by its owner."""
+        owner, file = self._file(name)
+        if self.pg.size() == 1:
+            return file.get(name, self.framework)
+        frame = file.metadata.tensors[name]
+        if self.pg.rank() == owner:
+            tensor = file.get(name, self.framework).contiguous()
+        else:
+            tensor = self.framework.get_empty_tensor(
+                list(frame.shape), frame.dtype, Device.from_str("cpu")
+            )
+        if tensor.get_nbytes():
+            self.pg.broadcast(tensor, owner)
+        return tensor
+
+    def get_tensor_wrapped(
+        self, name: str, device: Any = None, dtype: Any = DType.AUTO
+    ) -> TensorBase:
+        """Return a tensor as a TensorBase; in a group all ranks get it from its owner."""
+        return self._place(self._everywhere(name), device, dtype)
+
+    def get_tensor(self, name: str, device: Any = None, dtype: Any = DType.AUTO) -> Any:
+        """Return a tensor of the framework. ValueError names an unknown one."""
+        return self.get_tensor_wrapped(name, device, dtype).get_raw()
+
+    def _part(self, name: str, dim: int) -> TensorBase:
+        """Return this rank's block of ceil(size / ranks) along a dimension; -1: all of it."""
+        tensor = self._everywhere(name)
+        ranks = self.pg.size()
+        if dim == -1 or ranks == 1:
+            return tensor
+        shape = tensor.get_shape()
+        if not 0 <= dim < len(shape):
+            raise ValueError(f"get_sharded: {name} has no dimension {dim}")
+        block = -(-shape[dim] // ranks)
+        begin = min(self.pg.rank() * block, shape[dim])
+        key = (slice(None),) * dim + (slice(begin, min(begin + block, shape[dim])),)
+        return tensor[key].contiguous()
+
+    def get_sharded_wrapped(
+        self, name: str, dim: int, device: Any = None, dtype: Any = DType.AUTO
+    ) -> TensorBase:
+        """Return this rank's shard as a TensorBase."""
+        return self._place(self._part(name, dim), device, dtype)
+
+    def get_sharded(
+        self, name: str, dim: int, device: Any = None, dtype: Any = DType.AUTO
+    ) -> Any:
+        """Return this rank's block along `dim`: ceil(size / ranks), the last short or empty.
+
+        dim -1: the whole tensor, as in a group of one.
+        """
+        return self.get_sharded_wrapped(name, dim, device, dtype).get_raw()
+
+    def get_multi_cols(
+        self, names: list[str], dim: int, device: Any = None, dtype: Any = DType.AUTO
+    ) -> TensorBase:
+        """Return the concatenation along `dim` of this rank's shards of tensors, in that order."""
+        if not names:
+            raise ValueError("get_multi_cols: no names")
+        parts = [self._part(name, dim) for name in names]
+        return self._place(self.framework.concat_tensors(parts, max(dim, 0)), device, dtype)
+
+    def push_tensor(
+        self, name: str, dst_rank: int, device: Any = None, dtype: Any = DType.AUTO
+    ) -> Any:
+        """Return a tensor on dst_rank, None on all others."""
+        owner, file = self._file(name)
+        rank = self.pg.rank()
+        if self.pg.size() == 1:
+            return self.get_tensor(name, device, dtype)
+        if not 0 <= dst_rank < self.pg.size():
+            raise ValueError(f"push_tensor: rank {dst_rank} of a group of {self.pg.size()}")
+        frame = file.metadata.tensors[name]
+        tensor: TensorBase | None = None
+        if rank == owner:
+            tensor = file.get(name, self.framework).contiguous()
+            if dst_rank != owner and tensor.get_nbytes():
+                self.pg.send(tensor, dst_rank, 0)
+        elif rank == dst_rank:
+            tensor = self.framework.get_empty_tensor(
+                list(frame.shape), frame.dtype, Device.from_str("cpu")
+            )
+            if tensor.get_nbytes():
+                self.pg.recv(tensor, owner, 0)
+        if rank != dst_rank or tensor is None:
+            return None
+        return self._place(tensor, device, dtype).get_raw()
+
+    def as_dict(self, tensor_shard_dim: dict[str, int]) -> dict[str, TensorBase]:
+        """Return {name: this rank's shard} for {name: dimension}."""
+        return {name: self.get_sharded_wrapped(name, dim) for name, dim in tensor_shard_dim.items()}
+
+    def iter_local_tensors(self, names: Iterable[str]) -> Iterator[tuple[str, TensorBase]]:
+        """Iterate over tensors of a group of one; RuntimeError in a larger one."""
+        if self.pg.size() > 1:
+            raise RuntimeError("iter_local_tensors needs a group of one")
+        for name in names:
+            yield name, self.get_tensor_wrapped(name)
+
+    def close(self) -> None:
+        """Let go of everything that nobody holds; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        for files in self.rank_loaders.values():
+            for file in files:
+                file.close()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the 0.5-style loaders need of a framework, and the adapters that give it."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import Any
+
+from ..st_types import DTYPE_SIZES, Device, DType
+
+__all__ = ["FrameworkOpBase", "ProcessGroupBase", "TensorBase", "get_framework_op"]
+
+_MODULES = {"pytorch": "_torch", "pt": "_torch", "torch": "_torch", "paddle": "_paddle"}
+
+
+class TensorBase(ABC):
+    """A framework's tensor behind one interface; get_raw() is the tensor itself."""
+
+    device: Device
+    dtype: DType
+
+    @abstractmethod
+    def get_raw(self) -> Any:
+        """Return the framework's tensor."""
+
+    @abstractmethod
+    def get_shape(self) -> list[int]:
+        """Return the shape in elements."""
+
+    @abstractmethod
+    def get_nbytes(self) -> int:
+        """Return the number of bytes."""
+
+    @abstractmethod
+    def to(self, device: Device | None = None, dtype: DType = DType.AUTO) -> TensorBase:
+        """Return it on another device or with another dtype."""
+
+    @abstractmethod
+    def clone(self) -> TensorBase:
+        """Return a copy with memory of its own."""
+
+    @abstractmethod
+    def detach(self) -> TensorBase:
+        """Return it without history."""
+
+    @abstractmethod
+    def contiguous(self) -> TensorBase:
+        """Return it packed."""
+
+    @abstractmethod
+    def reshape(self, shape: list[int]) -> TensorBase:
+        """Return it in another shape."""
+
+    @abstractmethod
+    def view(self, dtype: DType) -> TensorBase:
+        """Return its bits as another dtype."""
+
+    @abstractmethod
+    def __getitem__(self, key: Any) -> TensorBase:
+        """Return a part."""
+
+    @abstractmethod
+    def data_ptr(self) -> int:
+        """Return the address of its first byte."""
+
+    @abstractmethod
+    def copy_to_buffer(self, buf: memoryview) -> None:
+        """Copy its bytes into a buffer of the same size."""
+
+
+class ProcessGroupBase(ABC):
+    """A process group: ranks count within the group."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Return the number of ranks."""
+
+    @abstractmethod
+    def rank(self) -> int:
+        """Return the own rank."""
+
+    @abstractmethod
+    def broadcast(self, dst: TensorBase, rank: int) -> None:
+        """Give rank's dst to all."""
+
+    @abstractmethod
+    def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
+        """Send a tensor to a rank."""
+
+    @abstractmethod
+    def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
+        """Receive a tensor from a rank."""
+
+
+class FrameworkOpBase(ABC):
+    """What a framework does for the loaders."""
+
+    @abstractmethod
+    def get_name(self) -> str:
+        """Return "pytorch" or "paddle"."""
+
+    @abstractmethod
+    def wrap(self, tensor: Any) -> TensorBase:
+        """Make a tensor of one of ours, on its memory."""
+
+    @abstractmethod
+    def wrap_tensor(self, tensor: Any) -> TensorBase:
+        """Wrap one of the framework's own."""
+
+    @abstractmethod
+    def get_process_group(self, pg: Any) -> ProcessGroupBase:
+        """Return a group for None, a SingleGroup or the framework's own."""
+
+    @abstractmethod
+    def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TensorBase:
+        """Return a tensor of undefined values; the shape counts the format's elements."""
+
+    @abstractmethod
+    def concat_tensors(self, tensors: list[TensorBase], dim: int) -> TensorBase:
+        """Concatenate along a dimension."""
+
+    @abstractmethod
+    def is_equal(self, wrapped: TensorBase, real: Any) -> bool:
+        """Tell whether shape and values are equal."""
+
+    @abstractmethod
+    def get_mem_used(self) -> int:
+        """Return the bytes of the loaders' buffers that are not yet freed."""
+
+    def get_dtype_size(self, dtype: DType) -> float:
+        """Return the bytes of an element."""
+        return DTYPE_SIZES[dtype]
+
+    def get_device_ptr_align(self) -> int:
+        """Return what a device asks of addresses."""
+        return 16
+
+
+_made: dict[str, FrameworkOpBase] = {}
+
+
+def get_framework_op(name: str) -> FrameworkOpBase:
+    """Return the adapter of "pytorch" (also "pt", "torch") or "paddle"; ImportError without it."""
+    module = _MODULES.get(name)
+    if module is None:
+        raise ValueError(f"Unknown framework name: {name}")
+    if module not in _made:
+        _made[module] = importlib.import_module(f"fastsafetensors.frameworks.{module}").make()
+    return _made[module]

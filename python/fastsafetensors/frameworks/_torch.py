@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch behind the interface of the 0.5-style loaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._core import live_buffers
+from .._torch_state import TORCH_NAMES
+from ..common import SingleGroup
+from ..st_types import Device, DType
+from ..torch import wrap as wrap_core
+from . import FrameworkOpBase, ProcessGroupBase, TensorBase
+
+# torch's dtype for each of ours that this torch has.
+dtype_convert: dict[DType, torch.dtype] = {
+    DType(name): getattr(torch, torch_name)
+    for name, torch_name in TORCH_NAMES.items()
+    if hasattr(torch, torch_name)
+}
+_BACK = {dtype: ours for ours, dtype in dtype_convert.items()}
+
+
+def fst_dtype(dtype: torch.dtype) -> DType:
+    """Return our DType of a torch dtype."""
+    if dtype not in _BACK:
+        raise ValueError(f"the format has no dtype {dtype}")
+    return _BACK[dtype]
+
+
+def real_dtype(dtype: Any) -> torch.dtype | None:
+    """Return torch's dtype of a DType or of torch's own; None for AUTO."""
+    if dtype is None or dtype is DType.AUTO:
+        return None
+    return dtype if isinstance(dtype, torch.dtype) else dtype_convert[dtype]
+
+
+class TorchTensor(TensorBase):
+    """A torch tensor with our names of device and dtype."""
+
+    def __init__(self, device: Device, dtype: DType, real_tensor: torch.Tensor) -> None:
+        """Wrap a tensor."""
+        self.device = device
+        self.dtype = dtype
+        self.real_tensor = real_tensor
+
+    def _again(self, real: torch.Tensor) -> TorchTensor:
+        dtype = self.dtype if real.dtype == self.real_tensor.dtype else fst_dtype(real.dtype)
+        return TorchTensor(Device.of(real.device), dtype, real)
+
+    def get_raw(self) -> torch.Tensor:
+        """Return the torch tensor."""
+        return self.real_tensor
+
+    def get_shape(self) -> list[int]:
+        """Return torch's shape."""
+        return list(self.real_tensor.shape)
+
+    def get_nbytes(self) -> int:
+        """Return the number of bytes."""
+        return int(self.real_tensor.nbytes)
+
+    def to(self, device: Device | None = None, dtype: DType = DType.AUTO) -> TorchTensor:
+        """Return it on another device or with another dtype."""
+        where = None if device is None else Device.of(device).as_str()
+        return self._again(self.real_tensor.to(device=where, dtype=real_dtype(dtype)))
+
+    def clone(self) -> TorchTensor:
+        """Return a copy with memory of its own."""
+        return self._again(self.real_tensor.clone())
+
+    def detach(self) -> TorchTensor:
+        """Return it without history."""
+        return self._again(self.real_tensor.detach())
+
+    def contiguous(self) -> TorchTensor:
+        """Return it packed."""
+        return self._again(self.real_tensor.contiguous())
+
+    def reshape(self, shape: list[int]) -> TorchTensor:
+        """Return it in another shape."""
+        return self._again(self.real_tensor.reshape(shape))
+
+    def view(self, dtype: DType) -> TorchTensor:
+        """Return its bits as another dtype."""
+        return self._again(self.real_tensor.view(dtype_convert[dtype]))
+
+    def __getitem__(self, key: Any) -> TorchTensor:
+        """Return a part."""
+        return self._again(self.real_tensor[key])
+
+    def data_ptr(self) -> int:
+        """Return the address of its first byte."""
+        return int(self.real_tensor.data_ptr())
+
+    def copy_to_buffer(self, buf: memoryview) -> None:
+        """Copy its bytes into a buffer of the same size."""
+        flat = self.real_tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        torch.frombuffer(buf, dtype=torch.uint8).copy_(flat)
+
+
+class TorchProcessGroup(ProcessGroupBase):
+    """A torch.distributed group; ranks count within the group."""
+
+    def __init__(self, pg: Any) -> None:
+        """Wrap a group."""
+        self.real_pg = pg
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return int(self.real_pg.size())
+
+    def rank(self) -> int:
+        """Return the own rank."""
+        return int(self.real_pg.rank())
+
+    def _global(self, rank: int) -> int:
+        import torch.distributed as dist
+
+        return int(dist.get_global_rank(self.real_pg, rank))
+
+    def broadcast(self, dst: TensorBase, rank: int) -> None:
+        """Give rank's dst to all, as bytes: backends lack some dtypes."""
+        import torch.distributed as dist
+
+        dist.broadcast(_bytes(dst), self._global(rank), group=self.real_pg)
+
+    def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
+        """Send a tensor's bytes to a rank."""
+        import torch.distributed as dist
+
+        dist.send(_bytes(t), self._global(dst_rank), group=self.real_pg, tag=tag)
+
+    def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
+        """Receive a tensor's bytes from a rank."""
+        import torch.distributed as dist
+
+        dist.recv(_bytes(t), self._global(src_rank), group=self.real_pg, tag=tag)
+
+
+def _bytes(tensor: TensorBase) -> torch.Tensor:
+    raw = tensor.get_raw()
+    flat: torch.Tensor = raw.view(-1) if raw.dim() else raw.reshape(1)
+    return flat.view(torch.uint8)
+
+
+class _SingleProcess(ProcessGroupBase):
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+    def broadcast(self, dst: TensorBase, rank: int) -> None:
+        pass
+
+    def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
+        raise RuntimeError("a group of one has nobody to send to")
+
+    def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
+        raise RuntimeError("a group of one has nobody to receive from")
+
+
+class TorchOp(FrameworkOpBase):
+    """torch for the loaders."""
+
+    def get_name(self) -> str:
+        """Return "pytorch"."""
+        return "pytorch"
+
+    def wrap(self, tensor: Any) -> TorchTensor:
+        """Make a torch tensor on the memory of one of ours."""
+        return TorchTensor(Device.from_str("cpu"), DType(tensor.dtype), wrap_core(tensor))
+
+    def wrap_tensor(self, tensor: torch.Tensor) -> TorchTensor:
+        """Wrap a torch tensor."""
+        return TorchTensor(Device.of(tensor.device), fst_dtype(tensor.dtype), tensor)
+
+    def get_process_group(self, pg: Any) -> ProcessGroupBase:
+        """Return a group for None, a SingleGroup or torch's own."""
+        if pg is None or isinstance(pg, SingleGroup):
+            return _SingleProcess()
+        import torch.distributed as dist
+
+        if dist.is_available() and isinstance(pg, dist.ProcessGroup):
+            return TorchProcessGroup(pg)
+        raise TypeError("pg must be an instance of torch.disributed.ProcessGroup")
+
+    def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TorchTensor:
+        """Return a tensor of undefined values."""
+        native = list(shape)
+        if dtype is DType.F4 and native:
+            native[-1] //= 2
+        real = torch.empty(native, dtype=dtype_convert[dtype], device=device.as_str())
+        return TorchTensor(device, dtype, real)
+
+    def concat_tensors(self, tensors: list[TensorBase], dim: int) -> TorchTensor:
+        """Concatenate along a dimension."""
+        return self.wrap_tensor(torch.cat([tensor.get_raw() for tensor in tensors], dim=dim))
+
+    def is_equal(self, wrapped: TensorBase, real: Any) -> bool:
+        """Tell whether shape and values are equal."""
+        return bool(torch.all(torch.eq(real, wrapped.get_raw())))
+
+    def get_mem_used(self) -> int:
+        """Return the bytes of the loaders' buffers that are not yet freed."""
+        return live_buffers()[1]
+
+    def randn(self, s: tuple[int, ...], device: Device, dtype: DType) -> TorchTensor:
+        """Return normal random values."""
+        return self.wrap_tensor(
+            torch.randn(s, device=device.as_str(), dtype=dtype_convert[dtype])
+        )
+
+    def copy_tensor(self, dst: TensorBase, src: TensorBase) -> None:
+        """Copy src's values to dst."""
+        dst.get_raw().copy_(src.get_raw())
+
+    def get_cuda_ver(self) -> str:
+        """Return what torch was built for: "12.8", "hip..." or "0.0"."""
+        hip = getattr(torch.version, "hip", None)
+        return f"hip-{hip}" if hip else str(torch.version.cuda or "0.0")
+
+    def support_fp8(self) -> bool:
+        """Tell whether there are 8-bit floats."""
+        return DType.F8_E5M2 in dtype_convert
+
+    def set_device(self, device: Device) -> None:
+        """Make a GPU the current one."""
+        if not device.is_cpu:
+            torch.cuda.set_device(device.as_str())
+
+    def synchronize(self, device: Device) -> None:
+        """Wait for a GPU."""
+        if not device.is_cpu:
+            torch.cuda.synchronize(device.as_str())
+
+
+def make() -> TorchOp:
+    """Return the adapter."""
+    return TorchOp()

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ParallelLoader: a model's tensors one by one, while the next files are being read.
+
+The reading ahead is the C library's: a batch is a load that runs in the background, so there is no
+Python thread, and leaving the loop at any point stops everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._core import error_class, keep_memory
+from ._planner import Batch, BudgetInfeasibleError, Planner, PlanRules
+from .common import SafeTensorsMetadata, device_of
+from .copier.registry import is_built_in
+from .file_buffer import FilesBufferOnDevice, LoadedFile
+from .frameworks import get_framework_op
+from .loader import BaseSafeTensorsFileLoader, _GroupLoader
+
+__all__ = [
+    "BudgetInfeasibleError",
+    "FileBatch",
+    "ParallelLoader",
+    "PipelineParallel",
+    "enable_tqdm",
+]
+
+_TITLE = "Loading fastsafetensors checkpoint shards"
+
+
+@dataclass
+class FileBatch:
+    """A batch that was read: its buffer, its names, its number."""
+
+    fb: FilesBufferOnDevice
+    keys: list[str]
+    batch_id: int
+
+
+def enable_tqdm(use_tqdm_on_load: bool, framework: Any = None) -> bool:
+    """Tell whether progress is shown: asked for, tqdm installed, and rank 0 of the job."""
+    if not use_tqdm_on_load:
+        return False
+    try:
+        import tqdm  # noqa: F401
+    except ImportError:
+        return False
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return True
+    return bool(distributed.get_rank() == 0)
+
+
+def _check_options(options: dict[str, Any], ranks: int) -> None:
+    """Raise ValueError for settings that can't go together."""
+    limited = options["max_batch_bytes"] is not None or options["device_memory_budget"] is not None
+    if options["max_concurrent_producers"] != 1:
+        raise ValueError("max_concurrent_producers must be 1")
+    if options["tensor_filter"] is not None and ranks > 1 and not options["all_local"]:
+        raise ValueError(
+            "tensor_filter requires a single-process loader group or all_local=True: ranks of a "
+            "group must read the same tensors"
+        )
+    for name in ("max_batch_bytes", "device_memory_budget"):
+        if options[name] is not None and options[name] <= 0:
+            raise ValueError(f"{name} must be positive, not {options[name]}")
+    if options["use_chunk_budget_as_allocation_size"] and not limited:
+        raise ValueError(
+            "use_chunk_budget_as_allocation_size needs max_batch_bytes or device_memory_budget"
+        )
+    if options["resident_tensor"] is not None and not options["accumulate_resident"]:
+        raise ValueError("resident_tensor contradicts accumulate_resident=False")
+    if options["borrowed_tensors"] and (options["accumulate_resident"] or ranks > 1):
+        raise ValueError("borrowed_tensors needs accumulate_resident=False and a group of one")
+    for name in ("broadcast_run_bytes", "broadcast_run_tensors"):
+        if options[name] < 0:
+            raise ValueError(f"{name} must not be negative")
+
+
+class PipelineParallel:
+    """Iterate over (name, tensor) of files, n at a time in a group of n, reading ahead.
+
+    loader: a SafeTensorsFileLoader (of a group) that says device, framework and reader.
+    """
+
+    def __init__(
+        self,
+        pg: Any,
+        loader: BaseSafeTensorsFileLoader,
+        hf_weights_files: Sequence[Any],
+        max_concurrent_producers: int = 1,
+        queue_size: int = 0,
+        use_tqdm_on_load: bool = True,
+        tensor_filter: Callable[[str], bool] | None = None,
+        all_local: bool = False,
+        max_batch_bytes: int | None = None,
+        use_chunk_budget_as_allocation_size: bool = False,
+        device_memory_budget: int | None = None,
+        accumulate_resident: bool = True,
+        resident_tensor: Callable[[str], bool] | None = None,
+        broadcast_run_bytes: int = 16 << 20,
+        broadcast_run_tensors: int = 64,
+        overlap_io: bool = True,
+        borrowed_tensors: bool = False,
+    ) -> None:
+        """Check the settings; with a limit, read the headers and plan."""
+        self.loader = loader
+        self.pg = loader.pg
+        self.need_clone = False  # tensors own their memory
+        self._local = all_local or self.pg.size() == 1
+        _check_options(dict(locals()), self.pg.size())
+        self.queue_size = queue_size
+        self._filter = tensor_filter
+        self._overlap = overlap_io
+        self._tqdm = use_tqdm_on_load
+        self._limited = max_batch_bytes is not None or device_memory_budget is not None
+        self._keep_chunks = use_chunk_budget_as_allocation_size
+        resident = (lambda name: False) if not accumulate_resident else (
+            resident_tensor or (lambda name: True))
+        copier = loader.copier_class
+        paths = [os.fspath(path) for path in hf_weights_files]
+        self._rules = PlanRules(
+            ranks=1 if self._local else self.pg.size(),
+            queue_size=queue_size,
+            max_batch_bytes=max_batch_bytes,
+            budget=device_memory_budget,
+            resident=resident,
+            multiplier=copier.chunk_transient_multiplier(paths),
+            chunk_overhead=copier.chunk_device_overhead(paths),
+            fixed_overhead=copier.fixed_device_overhead(paths),
+        )
+        files = list(hf_weights_files)
+        step = 1 if self._local else self.pg.size()
+        self.weight_files_batches = [files[i : i + step] for i in range(0, len(files), step)]
+        self._batches: list[Batch] | None = None
+        self._metadata: dict[Any, SafeTensorsMetadata] = {}
+        self._open: deque[tuple[Batch, FilesBufferOnDevice]] = deque()
+        self._closed = False
+        self._running: Any = None
+        if self._limited:
+            self._plan()
+
+    def _names(self, metadata: SafeTensorsMetadata) -> list[str]:
+        return [name for name in metadata.tensors if self._filter is None or self._filter(name)]
+
+    def _plan(self) -> list[Batch]:
+        """Read all headers and cut the batches."""
+        if self._batches is None:
+            groups = []
+            for files in self.weight_files_batches:
+                group = {}
+                for rank, path in enumerate(files):
+                    metadata = SafeTensorsMetadata.from_file(path, self.loader.framework)
+                    self._metadata[path] = metadata
+                    group[rank] = (path, metadata, self._names(metadata))
+                groups.append(group)
+            planner = Planner(self._rules)
+            self._batches = planner.plan(groups)
+            self.queue_size = planner.queue_size
+            if self._keep_chunks:
+                largest = self._rules.max_batch_bytes or self._rules.budget or 0
+                keep_memory(min(largest, self._rules.budget or largest) * 2)
+        return self._batches
+
+    def _start(self, batch: Batch) -> FilesBufferOnDevice:
+        """Begin to read a batch in the background."""
+        files: dict[int, list[LoadedFile]] = {}
+        for rank, (path, names) in batch.parts.items():
+            owner = self.pg.rank() if self._local else rank
+            files.setdefault(owner, []).append(LoadedFile(self._metadata[path], owner, names))
+        loader = self.loader
+        single = get_framework_op(loader.framework.get_name()).get_process_group(None)
+        buffer = FilesBufferOnDevice(
+            files if not self._local else {0: next(iter(files.values()), [])},
+            single if self._local else self.pg,
+            loader.framework,
+            device=loader.device,
+        )
+        from .st_types import DType
+
+        try:
+            for file in files.get(self.pg.rank(), []):
+                if is_built_in(loader.copier_type):
+                    loader._read(file, DType.AUTO, False, 1 << 34)
+                    continue
+                copier = loader.copier_constructor(file.metadata, loader.device, loader.framework)
+                if self._limited or self._filter is not None:
+                    wanted = set(file.names)
+                    ranges = file.metadata.select_byte_ranges(wanted.__contains__)
+                    if self._limited:
+                        copier.set_chunk(ranges, file.names)
+                    else:
+                        copier.set_byte_ranges(ranges)
+                tensors = copier.wait_io(copier.submit_io(False, 1 << 34))
+                copier.finish_io()
+                file.tensors = {name: tensors[name] for name in file.names}
+        except BaseException:
+            buffer.close()
+            raise
+        return buffer
+
+    def _fill(self, waiting: deque[Batch]) -> None:
+        """Keep as many batches on their way as the queue allows."""
+        depth = 1 if self.queue_size < 0 else self.queue_size + 2
+        while waiting and len(self._open) < depth:
+            batch = waiting[0]
+            buffer = self._start(batch)
+            self._open.append((waiting.popleft(), buffer))
+
+    def _batch_names(self, batch: Batch) -> list[str]:
+        return [name for _, names in batch.parts.values() for name in names]
+
+    def iterate_weights(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, tensor), files in list order, tensors by offset.
+
+        Tensors own their memory and stay valid. Leaving the loop stops the reading. A second call
+        begins anew, once the first one has ended.
+        """
+        if self._closed:
+            raise error_class()(f"{type(self).__name__} is closed")
+        if self._running is not None:
+            raise RuntimeError("an iteration over the weights is already under way")
+        self._running = True
+        bar = None
+        try:
+            waiting = deque(self._plan())
+            total = len(waiting)
+            if total and enable_tqdm(self._tqdm):
+                from tqdm.auto import tqdm
+
+                bar = tqdm(total=total, desc=_TITLE, disable=None)
+            while waiting or self._open:
+                self._fill(waiting)
+                batch, buffer = self._open[0]
+                for name in self._batch_names(batch):
+                    yield name, buffer.get_tensor(name)
+                    if self._closed:
+                        raise error_class()(f"{type(self).__name__} is closed")
+                self._open.popleft()
+                buffer.close()
+                if bar is not None:
+                    bar.update(1)
+        finally:
+            self._running = None
+            if bar is not None:
+                bar.close()
+            self._stop()
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, tensor)."""
+        return self.iterate_weights()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
+        """Iterate over (name, tensor) without blocking the event loop while bytes come."""
+        weights = self.iterate_weights()
+        done = object()
+        try:
+            while (item := await asyncio.to_thread(next, weights, done)) is not done:
+                yield item  # type: ignore[misc]
+        finally:
+            close = getattr(weights, "close", None)
+            if close is not None:
+                close()
+
+    def _stop(self) -> None:
+        while self._open:
+            self._open.popleft()[1].close()
+
+    def close(self) -> None:
+        """Stop and let go of everything; tensors handed out stay valid. Twice is fine."""
+        self._closed = True
+        self._stop()
+        self._metadata = {}
+        self.loader.close()
+
+
+class ParallelLoader(PipelineParallel):
+    """Iterate over the tensors of a model's files while the next ones are being read.
+
+        loader = ParallelLoader(SingleGroup(), sorted_files, device="cpu")
+        for name, tensor in loader.iterate_weights():
+            ...
+        loader.close()
+
+    pg: a process group, SingleGroup() or None (alone, also in a distributed job). In a group of n,
+    n files are read at a time, and every rank gets every tensor.
+    queue_size: -1 one batch at a time; n: up to n + 2 in memory.
+    tensor_filter: name -> bool, which are read; all_local: each rank reads all that it keeps.
+    max_batch_bytes: batches are runs of tensors of at most that many bytes. device_memory_budget:
+    batches shrink, and the queue, until all fits; BudgetInfeasibleError if it can't.
+    accumulate_resident, resident_tensor: which tensors stay in memory once handed out.
+    """
+
+    def __init__(
+        self,
+        pg: Any,
+        hf_weights_files: Sequence[Any],
+        max_concurrent_producers: int = 1,
+        queue_size: int = 0,
+        use_tqdm_on_load: bool = True,
+        device: Any = "cpu",
+        bbuf_size_kb: int = 16 * 1024,
+        max_threads: int = 16,
+        nogds: bool = False,
+        set_numa: bool = True,
+        debug_log: bool = False,
+        framework: str = "pytorch",
+        tensor_filter: Callable[[str], bool] | None = None,
+        all_local: bool = False,
+        max_batch_bytes: int | None = None,
+        use_chunk_budget_as_allocation_size: bool = False,
+        device_memory_budget: int | None = None,
+        accumulate_resident: bool = True,
+        resident_tensor: Callable[[str], bool] | None = None,
+        use_fgds: bool = False,
+        broadcast_run_bytes: int = 16 << 20,
+        broadcast_run_tensors: int = 64,
+        overlap_io: bool = True,
+        borrowed_tensors: bool = False,
+    ) -> None:
+        """Check the settings; with a limit, read the headers and plan."""
+        device_of(device)
+        loader = _GroupLoader(
+            pg, device, bbuf_size_kb, max_threads, nogds, set_numa,
+            debug_log=debug_log, framework=framework, use_fgds=use_fgds,
+        )
+        super().__init__(
+            pg, loader, hf_weights_files, max_concurrent_producers, queue_size, use_tqdm_on_load,
+            tensor_filter, all_local, max_batch_bytes, use_chunk_budget_as_allocation_size,
+            device_memory_budget, accumulate_resident, resident_tensor, broadcast_run_bytes,
+            broadcast_run_tensors, overlap_io, borrowed_tensors,
+        )
