@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 MIB = 1 << 20
-YARDSTICKS = {"plain read", "plain write", "plain write + fsync"}  # shown for comparison: makes no tensors, so it is no peer
+# Shown for comparison: they make no tensors, so they are no peers.
+YARDSTICKS = {"plain read", "plain write", "plain write + fsync"}
 
 
 def print_scenario(result: dict[str, Any]) -> None:

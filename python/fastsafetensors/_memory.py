@@ -32,7 +32,8 @@ def open_bytes(data: Any) -> Iterator[Model]:
         try:
             model = Model(f"/proc/self/fd/{fd}")
         except error_class() as error:
-            text = str(error).replace("Error while deserializing header", "Error while deserializing")
+            begin = "Error while deserializing"
+            text = str(error).replace(f"{begin} header", begin)
             raise type(error)(text.replace(f"/proc/self/fd/{fd}", "memory")) from None
         try:
             yield model

@@ -71,7 +71,8 @@ def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **op
         text = error.strerror or str(error)
         if error.filename:
             text = f'{text} at path "{error.filename}"'
-        raise _serialization_class(error_class())(error.errno, text) from error  # type: ignore[arg-type]
+        kind = _serialization_class(error_class())  # type: ignore[arg-type]
+        raise kind(error.errno, text) from error
 
 
 def parse_size(size: int | str) -> int:

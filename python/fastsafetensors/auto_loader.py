@@ -29,7 +29,10 @@ class AutoLoader:
         if name not in _LOADERS:
             raise ValueError(f"Unknown loader type: '{name}'. Available: {list(_LOADERS)}")
         section = self.config.get_extension_config(name)
-        common: dict[str, Any] = {"framework": self.config.framework, "set_numa": self.config.set_numa}
+        common: dict[str, Any] = {
+            "framework": self.config.framework,
+            "set_numa": self.config.set_numa,
+        }
         loader: Any
         if name == "3fs":
             from .threefs_loader import ThreeFSLoader

@@ -129,14 +129,15 @@ def check_file(tensors: dict[str, Any], path: str, name: str) -> bool:
     import torch
 
     if name in YARDSTICKS:
-        return os.path.getsize(path) == sum(t.nbytes for t in tensors.values())
+        return os.path.getsize(path) == int(sum(t.nbytes for t in tensors.values()))
     if name.startswith("torch"):
         loaded = torch.load(path, weights_only=True)
     else:
         from safetensors.torch import load_file
 
         loaded = load_file(path)
-    return bool(all(torch.equal(loaded[key], value) for key, value in tensors.items()))
+    equal = [bool(torch.equal(loaded[key], value)) for key, value in tensors.items()]
+    return all(equal)
 
 
 def child(order: dict[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,9 @@ class TensorFrame:
                 shape[at] = max(0, -(-(last - first) // step))
                 strides[at] *= step
             elif not -size <= part < size:
-                raise IndexError(f"index {part} is out of bounds for dimension {at} with size {size}")
+                raise IndexError(
+                    f"index {part} is out of bounds for dimension {at} with size {size}"
+                )
             else:
                 first, shape[at] = part % size, 1
             offsets[at] += first
@@ -160,7 +162,9 @@ class SafeTensorsMetadata:
         self.model = model
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], framework_op: Any = None) -> SafeTensorsMetadata:
+    def from_file(
+        cls, path: str | os.PathLike[str], framework_op: Any = None
+    ) -> SafeTensorsMetadata:
         """Read a file's header. Bytes after the data are accepted, as the loaders do."""
         src = os.fspath(path)
         return cls(open_model(src), src)

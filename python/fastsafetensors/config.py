@@ -102,7 +102,7 @@ def _check_type(key: str, default: Any, value: Any) -> None:
 
 
 def load_config() -> LoaderConfig:
-    """Return the settings of FASTSAFETENSORS_CONFIG, else of ./fastsafetensors.json, else defaults."""
+    """Return the settings of the file that is named or found; the defaults without one."""
     named = os.environ.get(CONFIG_ENV_VAR)
     if named:
         if not os.path.exists(named):

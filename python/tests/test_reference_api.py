@@ -231,9 +231,10 @@ def test_without_the_reference_package(model):
 
 def test_jax(tmp_path):
     pytest.importorskip("jax")
-    import fastsafetensors.flax as ours
     import jax.numpy as jnp
     import safetensors.flax as theirs
+
+    import fastsafetensors.flax as ours
 
     arrays = {"a": jnp.arange(6, dtype=jnp.float32).reshape(2, 3),
               "b": jnp.arange(4, dtype=jnp.bfloat16), "c": jnp.array(True)}

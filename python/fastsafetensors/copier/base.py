@@ -35,7 +35,9 @@ class CopierInterface(ABC):
     ) -> dict[str, TensorBase]:
         """Wait for all bytes; return the tensors by name."""
 
-    def set_byte_ranges(self, ranges: Sequence[tuple[int, int]] | None) -> None:
+    def set_byte_ranges(  # noqa: B027 - may be left out
+        self, ranges: Sequence[tuple[int, int]] | None
+    ) -> None:
         """Be told which bytes of the file are wanted; reading all of them is allowed."""
 
     def set_chunk(
@@ -47,7 +49,7 @@ class CopierInterface(ABC):
         """Be told to read only these tensors. Readers that can't leave this out."""
         raise NotImplementedError(f"{type(self).__name__} reads whole files only")
 
-    def finish_io(self) -> None:
+    def finish_io(self) -> None:  # noqa: B027 - may be left out
         """Be told that all tensors were taken."""
 
     def enable_tensor_readiness(self) -> bool:
