@@ -150,8 +150,8 @@ def child(order: dict[str, Any]) -> dict[str, Any]:
 
     if os.path.exists(path):
         os.unlink(path)
-    hold_ballast(order["ballast"])
     os.sync()
+    hold_ballast(order["ballast"])  # last: what idles for seconds goes back to the host
     resident = peak_memory()
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # peak memory counts from here
     before = resource.getrusage(resource.RUSAGE_SELF)

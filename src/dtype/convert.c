@@ -3,8 +3,11 @@
 /// that the processor has.
 #include "convert.h"
 
+#include <string.h>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <emmintrin.h>
 #endif
 
 static bool is_float(fst_dtype dtype) {
@@ -73,31 +76,85 @@ static const convert_kernels *best_kernels(void) {
 #endif
 }
 
-void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion conversion,
-                       void *target, const void *source, uint64_t unit_count) {
+#if defined(__x86_64__)
+/// From here on the target will not stay in the cache anyway: stores around it save reading every
+/// line first.
+#define STREAM_BYTES_MIN ((uint64_t)256 << 10)
+#define LINE_BYTES 64u
+
+/// Copies a block to a target that begins at a line, around the cache.
+static void stream_block(char *target, const char *block, size_t size) {
+    size_t body = size / LINE_BYTES * LINE_BYTES;
+    for (size_t at = 0; at < body; at += 16)
+        _mm_stream_si128((__m128i *)(void *)(target + at),
+                         _mm_load_si128((const __m128i *)(const void *)(block + at)));
+    memcpy(target + body, block + body, size - body);
+}
+
+/// Units up to the first line of the target, or UINT64_MAX when none begins with an element.
+static uint64_t units_to_line(const char *target, uint32_t unit_bytes) {
+    uint64_t head = -(uintptr_t)target % LINE_BYTES;
+    return head % unit_bytes == 0 ? head / unit_bytes : UINT64_MAX;
+}
+#endif
+
+/// Where blocks pass through: small enough for the first-level cache.
+typedef struct convert_blocks {
     union {
         float floats[CONVERT_BLOCK];
         int64_t integers[CONVERT_BLOCK];
-    } block;
+    };
+    _Alignas(64) char out[CONVERT_BLOCK * 8];
+} convert_blocks;
+
+/// A block of `count` elements from `in` to `out`.
+typedef struct convert_span {
+    const char *in;
+    char *out;
+    size_t count;
+} convert_span;
+
+static void convert_block(const struct convert_kernels *kernels, fsti_conversion conversion,
+                          convert_blocks *blocks, convert_span span) {
     fst_dtype from = (fst_dtype)conversion.from, to = (fst_dtype)conversion.to;
-    bool floats = is_float(from);
+    if (is_float(from)) {
+        kernels->to_float(from, span.in, blocks->floats, span.count);
+        kernels->from_float(to, blocks->floats, span.out, span.count);
+    } else {
+        kernels->to_integer(from, span.in, blocks->integers, span.count);
+        kernels->from_integer(to, blocks->integers, span.out, span.count);
+    }
+}
+
+void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion conversion,
+                       void *target, const void *source, uint64_t unit_count) {
+    convert_blocks blocks;
     const char *in = source;
     char *out = target;
-    uint64_t units_max = CONVERT_BLOCK / conversion.unit_elements;
+    uint64_t units_max = CONVERT_BLOCK / conversion.unit_elements, stream_from = UINT64_MAX;
+#if defined(__x86_64__)
+    if (unit_count * conversion.to_bytes >= STREAM_BYTES_MIN)
+        stream_from = units_to_line(out, conversion.to_bytes);
+#endif
     for (uint64_t done = 0; done < unit_count;) {
         uint64_t units = fsti_min(unit_count - done, units_max);
-        size_t count = (size_t)(units * conversion.unit_elements);
-        if (floats) {
-            kernels->to_float(from, in, block.floats, count);
-            kernels->from_float(to, block.floats, out, count);
-        } else {
-            kernels->to_integer(from, in, block.integers, count);
-            kernels->from_integer(to, block.integers, out, count);
-        }
+        bool streams = done >= stream_from;
+        // A short block first, so that all others begin at a line.
+        if (done < stream_from && stream_from < unit_count)
+            units = fsti_min(units, stream_from - done);
+        convert_span span = {in, streams ? blocks.out : out,
+                             (size_t)(units * conversion.unit_elements)};
+        convert_block(kernels, conversion, &blocks, span);
+#if defined(__x86_64__)
+        if (streams) stream_block(out, blocks.out, (size_t)(units * conversion.to_bytes));
+#endif
         in += units * conversion.from_bytes;
         out += units * conversion.to_bytes;
         done += units;
     }
+#if defined(__x86_64__)
+    if (stream_from < unit_count) _mm_sfence(); // others wait for a flag that is set after this
+#endif
 }
 
 void fsti_dtype_convert(fsti_conversion conversion, void *target, const void *source,

@@ -142,3 +142,36 @@ TEST(which_pairs_convert)
     CHECK(!fsti_dtype_convertible(FST_DTYPE_BOOL, FST_DTYPE_U8));
     CHECK(!fsti_dtype_convertible(FST_DTYPE_C64, FST_DTYPE_F32));
 }
+
+/// Large targets are written around the cache, from the first line on: the same bits at every
+/// place.
+TEST(large_targets_get_the_same_bits)
+{
+    enum { LARGE = 200003 };
+    static const fst_dtype pairs[][2] = {{FST_DTYPE_BF16, FST_DTYPE_F32},
+                                         {FST_DTYPE_F32, FST_DTYPE_BF16},
+                                         {FST_DTYPE_F64, FST_DTYPE_F8_E4M3},
+                                         {FST_DTYPE_I16, FST_DTYPE_I64},
+                                         {FST_DTYPE_F4, FST_DTYPE_F16}};
+    char *source = malloc(LARGE * 8 + 64), *plain = malloc(LARGE * 16 + 64),
+         *streamed = malloc(LARGE * 16 + 256);
+    for (size_t i = 0; i < LARGE * 8; i++) source[i] = (char)fixture_byte(i);
+    for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++)
+        for (size_t place = 0; place < 130; place += place < 8 ? 1 : 61) {
+            fsti_conversion c = fsti_dtype_conversion(pairs[p][0], pairs[p][1]);
+            size_t size = (size_t)LARGE * c.to_bytes;
+            // In small pieces nothing is streamed.
+            for (size_t at = 0; at < LARGE; at += 1000) {
+                size_t units = LARGE - at < 1000 ? LARGE - at : 1000;
+                fsti_dtype_convert(c, plain + at * c.to_bytes, source + at * c.from_bytes, units);
+            }
+            memset(streamed, 0x5a, size + 256);
+            fsti_dtype_convert(c, streamed + 64 + place, source, LARGE);
+            CHECK(memcmp(streamed + 64 + place, plain, size) == 0);
+            CHECK_INT(streamed[63 + place], 0x5a);
+            CHECK_INT(streamed[64 + place + size], 0x5a);
+        }
+    free(source);
+    free(plain);
+    free(streamed);
+}
