@@ -126,6 +126,7 @@ def lint_suite() -> Counter[str]:
     checks: list[tuple[str, list[str]]] = [
         ("layers", [sys.executable, "tools/check_layers.py"]),
         ("style", [sys.executable, "tools/check_style.py"]),
+        ("compatibility", [sys.executable, "tools/make_compatibility.py", "--check"]),
         ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
         ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
         ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools"]),

@@ -130,6 +130,70 @@ PyObject *fstpy_dlpack_capsule_versioned(fst_tensor *tensor) {
     return capsule;
 }
 
+/// Memory of somebody's: the capsule holds the owner.
+static void delete_foreign(dl_managed *self) {
+    if (self->context != NULL && Py_IsInitialized()) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+        Py_DECREF((PyObject *)self->context);
+        PyGILState_Release(gil);
+    }
+    free(self);
+}
+
+/// The numbers of a list of `count` into `target`; false with an exception.
+static int read_dimensions(PyObject *list, int64_t *target, Py_ssize_t count) {
+    if (PySequence_Size(list) != count) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a stride for every dimension");
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *number = PySequence_GetItem(list, i);
+        target[i] = number == NULL ? 0 : PyLong_AsLongLong(number);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+static int find_type(const module_state *state, PyObject *name, dl_type *out) {
+    for (int i = 0; i < FST_DTYPE_COUNT; i++) {
+        *out = type_of((fst_dtype)i);
+        if (PyObject_RichCompareBool(name, state->dtype_names[i], Py_EQ) == 1) return 1;
+    }
+    PyErr_Format(PyExc_ValueError, "unknown dtype %R", name);
+    return 0;
+}
+
+PyObject *fstpy_dlpack_at(PyObject *module, PyObject *args) {
+    unsigned long long address;
+    PyObject *shape, *strides, *dtype, *owner;
+    int kind, number;
+    dl_type type;
+    if (!PyArg_ParseTuple(args, "KOOU(ii)O:dlpack_at", &address, &shape, &strides, &dtype, &kind,
+                          &number, &owner))
+        return NULL;
+    Py_ssize_t rank = PySequence_Size(shape);
+    if (rank < 0 || !find_type(PyModule_GetState(module), dtype, &type)) return NULL;
+    dl_managed *managed = calloc(1, sizeof *managed + 2 * (size_t)rank * sizeof(int64_t) + 1);
+    if (managed == NULL) return PyErr_NoMemory();
+    int64_t *numbers = (int64_t *)(void *)(managed + 1);
+    managed->tensor = (dl_tensor){.data = (void *)(uintptr_t)address,
+                                  .device = {kind, number},
+                                  .rank = (int32_t)rank,
+                                  .type = type,
+                                  .shape = numbers,
+                                  .strides = numbers + rank};
+    managed->deleter = delete_foreign;
+    if (!read_dimensions(shape, numbers, rank) || !read_dimensions(strides, numbers + rank, rank)) {
+        free(managed);
+        return NULL;
+    }
+    if (owner != Py_None) managed->context = Py_NewRef(owner);
+    PyObject *capsule = PyCapsule_New(managed, "dltensor", destroy_capsule);
+    if (capsule == NULL) delete_foreign(managed);
+    return capsule;
+}
+
 PyObject *fstpy_dlpack_probe(PyObject *module, PyObject *dtype_name) {
     static uint64_t zero; // what every probe shows; nobody writes to it
     module_state *state = PyModule_GetState(module);

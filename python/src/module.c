@@ -57,6 +57,8 @@ static PyMethodDef module_methods[] = {
      "SafetensorError, or its subclass that the safetensors package's users catch."},
     {"dlpack_probe", fstpy_dlpack_probe, METH_O,
      "A capsule of one zero of that dtype, to try what an importer takes."},
+    {"dlpack_at", fstpy_dlpack_at, METH_VARARGS,
+     "dlpack_at(address, shape, strides, dtype, (device kind, number), owner) -> capsule."},
     {"live_buffers", module_live_buffers, METH_NOARGS, "(buffers alive, their bytes)."},
     {"keep_memory", module_keep_memory, METH_O,
      "keep_memory(size_bytes): how much released tensor memory is kept for the next load."},

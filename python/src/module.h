@@ -40,6 +40,9 @@ PyObject *fstpy_dlpack_capsule_versioned(fst_tensor *tensor);
 /// A capsule of one element of zeros of that dtype, to try what an importer takes.
 PyObject *fstpy_dlpack_probe(PyObject *module, PyObject *dtype_name);
 
+/// Memory at an address as a capsule; see _core.pyi.
+PyObject *fstpy_dlpack_at(PyObject *module, PyObject *args);
+
 /// A tuple of int of a shape.
 PyObject *fstpy_shape(const uint64_t *shape, uint32_t rank);
 

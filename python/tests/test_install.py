@@ -126,3 +126,41 @@ def test_layer_check_can_fail(tmp_path):
         done = check(tool)
         path.write_text(before)
         assert done.returncode == 1 and words in done.stdout, (tool, name, done.stdout)
+
+
+def test_wheel_and_sdist_in_empty_environments(tmp_path):
+    """`make dist`: each installs into a new environment and passes a smoke test."""
+    import sys
+    import zipfile
+
+    dist = tmp_path / "dist"
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check",
+                    "--outdir", dist, ROOT], check=True, capture_output=True)
+    wheel = next(dist.glob("*.whl"))
+    show = subprocess.run([sys.executable, "-m", "auditwheel", "show", wheel], capture_output=True,
+                          text=True, check=True)
+    assert "manylinux_2_" in show.stdout
+    assert wheel.stat().st_size < 2 << 20
+    names = zipfile.ZipFile(wheel).namelist()
+    sources = {f"fastsafetensors/{p.relative_to(ROOT / 'python/fastsafetensors')}"
+               for p in (ROOT / "python/fastsafetensors").rglob("*.py")}
+    assert sources <= set(names)
+    smoke = ("import sys, time; start = time.perf_counter(); import fastsafetensors; "
+             "seconds = time.perf_counter() - start; assert 'torch' not in sys.modules; "
+             "assert fastsafetensors.SingleGroup().size() == 1; "
+             "from fastsafetensors._core import Writer, Model, engines; assert engines(None); "
+             "w = Writer('m.st', [('a', 'U8', (0,), None, 0)]); w.commit(); w.close(); "
+             "assert Model('m.st').names() == ['a']")
+    for package in (wheel, next(dist.glob("*.tar.gz"))):
+        venv = tmp_path / f"venv-{package.suffix[1:]}"
+        subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", venv], check=True)
+        # An sdist is built with what this environment has; the wheel needs nothing.
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p),
+                           PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
+        target = tmp_path / f"target-{package.suffix[1:]}"
+        subprocess.run([venv / "bin/python", "-m", "pip", "install", "-q", "--no-deps",
+                        "--no-build-isolation", "--target", target, package], check=True,
+                       env=environment, capture_output=True)
+        subprocess.run([venv / "bin/python", "-I", "-c",
+                        f"import sys; sys.path.insert(0, {os.fspath(target)!r}); {smoke}"],
+                       check=True, cwd=tmp_path)

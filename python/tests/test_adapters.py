@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters of frameworks: paddle's, driven by a stand-in where paddle is not installed; DLPack."""
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from fastsafetensors.dlpack import from_cuda_buffer
+from fastsafetensors.st_types import Device, DType
+
+# What the adapter calls of paddle, over numpy arrays.
+STAND_IN = textwrap.dedent('''
+    import sys, types
+    import numpy as np
+
+    paddle = types.ModuleType("paddle")
+
+    class Dtype:
+        def __init__(self, name): self.name = name
+        def __str__(self): return "paddle." + self.name
+
+    class Tensor:
+        def __init__(self, array, name, place="cpu"):
+            self.array, self.name, self.place = np.asarray(array), name, place
+        shape = property(lambda self: list(self.array.shape))
+        dtype = property(lambda self: Dtype(self.name))
+        def numpy(self): return self.array
+        def numel(self): return self.array.size
+        def element_size(self): return self.array.itemsize
+        def clone(self): return Tensor(self.array.copy(), self.name)
+        def detach(self): return self
+        def contiguous(self): return Tensor(np.ascontiguousarray(self.array), self.name)
+        def reshape(self, shape): return Tensor(self.array.reshape(shape), self.name)
+        def astype(self, name): return Tensor(self.array.astype(name), name)
+        def view(self, name): return Tensor(self.array.view(name), name)
+        def to(self, place): return Tensor(self.array, self.name, place)
+        def data_ptr(self): return self.array.ctypes.data
+        def __getitem__(self, key): return Tensor(self.array[key], self.name)
+
+    def to_tensor(array, dtype=None, place=None):
+        return Tensor(array, dtype or array.dtype.name)
+
+    paddle.to_tensor = to_tensor
+    paddle.empty = lambda shape, dtype: Tensor(np.empty(shape, dtype), dtype)
+    paddle.concat = lambda parts, axis: Tensor(
+        np.concatenate([p.array for p in parts], axis), parts[0].name)
+    paddle.equal_all = lambda a, b: (a.array == b.array).all()
+    sys.modules["paddle"] = paddle
+''')
+
+FASTDEPLOY = STAND_IN + textwrap.dedent('''
+    from fastsafetensors import ParallelLoader, SafeTensorsFileLoader, SingleGroup, fastsafe_open
+    from fastsafetensors.frameworks import get_framework_op
+    from fastsafetensors.numpy import load_file, save_file
+    from fastsafetensors.saver import ParallelSaver
+    from fastsafetensors.st_types import Device, DType
+    import ml_dtypes
+
+    path = sys.argv[1]
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3),
+              "b": np.arange(4).astype(ml_dtypes.bfloat16),
+              "u": np.arange(3, dtype=np.uint32), "i": np.arange(3, dtype=np.int64)}
+    save_file(arrays, path)
+    loader = SafeTensorsFileLoader(SingleGroup(), "cpu", nogds=True, debug_log=False,
+                                   framework="paddle")
+    loader.add_filenames({0: [path]})
+    fb = loader.copy_files_to_device()
+    got = {}
+    for name in list(fb.key_to_rank_lidx):
+        tensor = fb.get_tensor(name)
+        got[name] = tensor.clone()
+        assert list(tensor.shape) == list(arrays[name].shape)
+    fb.close(); loader.close()
+    assert got["b"].name == "bfloat16" and got["b"].array.dtype == np.uint16
+    assert (got["b"].array.view(ml_dtypes.bfloat16) == arrays["b"]).all()
+    assert got["u"].name == "int32" and got["i"].name == "int64"
+    assert (got["a"].array == arrays["a"]).all()
+
+    op = get_framework_op("paddle")
+    wrapped = op.wrap_tensor(got["a"])
+    assert wrapped.dtype is DType.F32 and wrapped.get_shape() == [2, 3]
+    assert wrapped.to(dtype=DType.F64).dtype is DType.F64
+    assert wrapped.to(device=Device.from_str("cuda:1")).device.index == 1
+    assert wrapped[0].reshape([3, 1]).contiguous().clone().detach().get_shape() == [3, 1]
+    assert wrapped.view(DType.I32).get_raw().name == "int32" and wrapped.get_nbytes() == 24
+    buffer = bytearray(24); wrapped.copy_to_buffer(memoryview(buffer))
+    assert bytes(buffer) == arrays["a"].tobytes() and wrapped.data_ptr()
+    both = op.concat_tensors([wrapped, wrapped], 0)
+    assert both.get_shape() == [4, 3] and op.is_equal(wrapped, got["a"])
+    assert op.get_empty_tensor([2], DType.F16, Device.from_str("cpu")).get_shape() == [2]
+    assert op.get_process_group(None).size() == 1 and op.get_name() == "paddle"
+    for bad in (7, "x"):
+        try:
+            op.get_process_group(bad)
+        except TypeError as error:
+            assert "paddle.distributed" in str(error)
+        else:
+            raise AssertionError
+    group = types.SimpleNamespace(nranks=2, rank=1, ranks=[4, 5])
+    assert op.get_process_group(group).rank() == 1
+
+    weights = dict(ParallelLoader(None, [path], framework="paddle", use_tqdm_on_load=False))
+    assert set(weights) == set(arrays)
+    paths = ParallelSaver(num_shards=2, framework="paddle").save(
+        {"a": got["a"], "i": got["i"]}, path + ".out")
+    loaded = {}
+    for part in paths:
+        loaded.update(load_file(part))
+    assert (loaded["a"] == arrays["a"]).all() and (loaded["i"] == arrays["i"]).all()
+    import fastsafetensors.paddle as front
+    front.save_file({"a": got["a"]}, path + ".front")
+    assert (front.load_file(path + ".front")["a"].array == arrays["a"]).all()
+    assert (front.load(front.save({"b": got["b"]}))["b"].array == got["b"].array).all()
+''')
+
+
+def test_fastdeploy(tmp_path):
+    if importlib.util.find_spec("paddle"):
+        pytest.skip("paddle itself is installed")
+    done = subprocess.run([sys.executable, "-c", FASTDEPLOY, tmp_path / "m.safetensors"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_paddle_that_is_not_installed():
+    if importlib.util.find_spec("paddle"):
+        pytest.skip("paddle itself is installed")
+    from fastsafetensors import SafeTensorsFileLoader
+
+    with pytest.raises(ImportError, match="paddle"):
+        SafeTensorsFileLoader(None, framework="paddle")
+
+
+def test_memory_at_an_address(torch):
+    import gc
+    import weakref
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    kept = weakref.ref(owner)
+    base = torch.arange(12.0)
+    cpu = Device.from_str("cpu")
+    capsule = from_cuda_buffer(base.data_ptr(), [2, 3], [6, 2], DType.F32, cpu, owner)
+    tensor = torch.from_dlpack(capsule)
+    assert tensor.tolist() == [[0, 2, 4], [6, 8, 10]]
+    del owner, capsule
+    gc.collect()
+    assert kept() is not None  # the tensor holds it
+    del tensor
+    gc.collect()
+    assert kept() is None
+    owner = Owner()
+    kept = weakref.ref(owner)
+    del owner
+    unused = from_cuda_buffer(base.data_ptr(), [1], [1], DType.F4, cpu, kept)
+    del unused  # nobody took it
+    for dtype in (DType.F8_E4M3, DType.F8_E5M2):
+        with pytest.raises(KeyError):
+            from_cuda_buffer(base.data_ptr(), [1], [1], dtype, cpu)
+    assert torch.from_dlpack(
+        from_cuda_buffer(base.data_ptr(), [4], [1], DType.F8_E8M0, cpu)).dtype == torch.uint8
+    with pytest.raises(ValueError, match="a stride for every dimension"):
+        from_cuda_buffer(base.data_ptr(), [4], [], DType.F32, cpu)
