@@ -27,7 +27,7 @@ ROWS = [
         ("reset, close, use after close", "test_nothing_added"),
         ("wrong arguments", "test_refusals"),
         ("process_extension_config", "test_configuration"),
-        ("torch ProcessGroup of more than one rank", ""),
+        ("torch ProcessGroup of several ranks (gloo), uneven files", "test_ranks"),
         ("device cuda", ""),
     ]),
     ("fastsafetensors 0.5: FilesBufferOnDevice", [
@@ -36,7 +36,7 @@ ROWS = [
         ("unknown, filtered names", "test_filter"),
         ("a name in two files", "test_a_name_in_two_files"),
         ("TensorBase", "test_wrapped_tensors"),
-        ("collectives between ranks", ""),
+        ("get_tensor, get_sharded, push_tensor between ranks", "test_ranks"),
     ]),
     ("fastsafetensors 0.5: fastsafe_open", [
         ("list, tuple, {rank: [..]}; keys, get_tensor, in, len, iteration", "test_atom"),
@@ -79,7 +79,8 @@ ROWS = [
         ("register_copier_constructor, CopierInterface", "test_a_reader_of_ones_own"),
         ("framework paddle (a stand-in)", "test_fastdeploy"),
         ("import without a framework", "test_import_is_light"),
-        ("LazyTensorFactory, SharedDeviceAllocation, fastsafetensors.cpp", ""),
+        ("LazyTensorFactory, SharedDeviceAllocation", "test_one_file_by_hand"),
+        ("fastsafetensors.cpp", ""),
     ]),
     ("safetensors: safe_open", [
         ("keys, offset_keys, metadata, get_tensor, get_tensors, get_slice, backend",
@@ -88,7 +89,7 @@ ROWS = [
         ("slices of numpy", "test_slices_of_numpy"),
         ("errors", "test_refusals_of_open"),
         ("threads, fork", "test_from_many_threads_and_after_fork"),
-        ("0.9: get_tensor_meta, prefetch", ""),
+        ("0.9: get_tensor_meta, prefetch (without a GPU)", "test_meta_prefetch_and_handles"),
     ]),
     ("safetensors: torch, numpy, others", [
         ("load_file", "test_same_as_safetensors"),
@@ -104,7 +105,7 @@ ROWS = [
         ("serialize, serialize_file, TensorSpec", "test_specs"),
         ("except safetensors.SafetensorError, pickle", "test_errors_are_caught_by_their_name"),
         ("compat.install, compat.uninstall", "test_compat"),
-        ("_safe_open_handle", ""),
+        ("_safe_open_handle", "test_meta_prefetch_and_handles"),
     ]),
     ("fast_loading", [
         ("load_safetensors, save_safetensors", "test_lora_round_trips"),
@@ -130,8 +131,8 @@ def make_page() -> str:
     """The page; SystemExit for a test that does not exist."""
     tests = find_tests()
     lines = ["# Compatibility", "",
-             "What programs for fastsafetensors 0.5 and safetensors use, and the test that tries it",
-             "here. Made by `tools/make_compatibility.py`; a row without a test is not done.", ""]
+             "What programs for fastsafetensors 0.5 and safetensors use, and the test that tries",
+             "it here. Made by `tools/make_compatibility.py`; a row without a test is not done.", ""]
     for section, rows in ROWS:
         lines += [f"## {section}", "", "| what | test |", "|---|---|"]
         for what, test in rows:

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -201,6 +202,119 @@ class safe_open:  # noqa: N801 - the name that programs know
     def get_slice(self, name: str) -> TensorSlice:
         """Return an object that reads only what it is indexed with: ``f.get_slice(n)[2:4, :8]``."""
         return TensorSlice(self, name, self._find(name))
+
+
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        """Return what the header says of a tensor; data_offsets count from the data section."""
+        dtype, shape, size, file, offset = self._model.info(self._find(name))
+        begin = offset - self._model.file(file)[2]
+        return TensorMeta(dtype, list(shape), (begin, begin + size))
+
+    def prefetch(
+        self, plan: dict[str, Any] | None = None, *, device: Any = None, threads: int = 8
+    ) -> PrefetchLoader:
+        """Load to a GPU ahead of use: {name: None or a slice of dimension 0}, None for all.
+
+        torch and CUDA only.
+        """
+        where = self._device if device is None else check_device(device)
+        kind = "cuda" if isinstance(where, int) else str(where).partition(":")[0]
+        if not self._is_torch or kind != "cuda":
+            _refuse(f"prefetch loads to cuda devices, not {where}")
+        wanted = dict.fromkeys(self.offset_keys()) if plan is None else dict(plan)
+        for name, part in wanted.items():
+            self._find(name)
+            if part is not None and (not isinstance(part, slice) or part.step not in (None, 1)):
+                _refuse(f"prefetch takes slices of step 1, not {part!r} for {name}")
+        return PrefetchLoader(self, wanted, where, threads)
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """A tensor's entry in the header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class PrefetchLoader:
+    """Tensors on their way to a GPU: each can be taken once."""
+
+    def __init__(
+        self, file: safe_open, plan: dict[str, Any], device: Any, threads: int
+    ) -> None:
+        """Begin to read. Made by safe_open.prefetch()."""
+        items: list[Any] = []
+        for name, part in plan.items():
+            shape = list(file._model.info(file._find(name))[1])
+            begin, end = [0] * len(shape), list(shape)
+            if part is not None and shape:
+                first, last, _ = part.indices(shape[0])
+                begin[0], end[0] = first, max(first, last)
+            items.append((name, begin, end) if part is not None else name)
+        self._names = list(plan)
+        self._left = dict.fromkeys(self._names)
+        self._device = device
+        self._adapter = file._adapter
+        self._loader: Any = (
+            file._model.load(items, mode="load", order="request", threads=threads)
+            if items
+            else None
+        )
+
+    def names(self) -> list[str]:
+        """Names that were asked for."""
+        return list(self._names)
+
+    def __len__(self) -> int:
+        """Return how many were asked for."""
+        return len(self._names)
+
+    def take(self, name: str) -> Any:
+        """Return a tensor on the device, once its bytes are there; each once only."""
+        if self._loader is None:
+            _refuse("prefetch is closed")
+        if name not in self._left:
+            _refuse(f"{name} was taken, or was not asked for")
+        del self._left[name]
+        return self._adapter.wrap(self._loader.item(self._names.index(name))).to(self._device)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, tensor) of what was not taken."""
+        for name in list(self._left):
+            yield name, self.take(name)
+
+    def close(self) -> None:
+        """Stop and let go; tensors taken stay valid."""
+        if self._loader is not None:
+            self._loader.close()
+        self._loader = None
+
+    def __enter__(self) -> PrefetchLoader:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _safe_open_handle(f: Any, framework: str, device: Any = "cpu", **options: Any) -> safe_open:
+    """Open a Python file object: by its descriptor, or, where it has none, by its bytes."""
+    import io
+
+    try:
+        return safe_open(f"/proc/self/fd/{f.fileno()}", framework, device, **options)
+    except (AttributeError, io.UnsupportedOperation):
+        data = f.read()
+    fd = os.memfd_create("safetensors")
+    try:
+        with open(fd, "wb", closefd=False) as copy:
+            copy.write(data)
+        return safe_open(f"/proc/self/fd/{fd}", framework, device, **options)
+    finally:
+        os.close(fd)
 
 
 class TensorSlice:

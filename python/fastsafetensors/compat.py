@@ -50,6 +50,7 @@ _finder = _Finder()
 
 def _make_package() -> types.ModuleType:
     from . import SafetensorError, __version__, safe_open
+    from ._open import _safe_open_handle
     from ._serialize import TensorSpec, deserialize, serialize, serialize_file
 
     package = types.ModuleType("safetensors", "fastsafetensors in place of safetensors")
@@ -58,6 +59,7 @@ def _make_package() -> types.ModuleType:
         SafetensorError=SafetensorError,
         TensorSpec=TensorSpec,
         __version__=__version__,
+        _safe_open_handle=_safe_open_handle,
         deserialize=deserialize,
         safe_open=safe_open,
         serialize=serialize,

@@ -277,6 +277,37 @@ def test_a_reader_of_ones_own(files, torch):
         check(torch, ((n, t / 2) for n, t in weights), tensors)
 
 
+def test_one_file_by_hand(model, torch):
+    from fastsafetensors.allocation import SharedDeviceAllocation
+    from fastsafetensors.tensor_factory import LazyTensorFactory
+
+    path, tensors = model
+    op, cpu = get_framework_op("pytorch"), Device.from_str("cpu")
+    metadata = SafeTensorsMetadata.from_file(path, op)
+    copier = create_copier_constructor("nogds", cpu)(metadata, cpu, op)
+    factory = LazyTensorFactory(metadata, cpu, 0, 0, 1, 0, copier, op)
+    factory.submit_io()
+    factory.wait_io()
+    check(torch, ((n, t.get_raw()) for n, t in factory.tensors.items()), tensors)
+    factory.close()
+    freed = []
+
+    class Op:
+        def free_tensor_memory(self, gbuf, device):
+            freed.append(gbuf)
+
+    shared = SharedDeviceAllocation("buffer", Op(), cpu)
+    shared.acquire()
+    assert shared.refcount == 2 and shared.live
+    shared.release()
+    assert not freed
+    shared.release()
+    shared.release()
+    assert freed == ["buffer"] and not shared.live
+    with pytest.raises(RuntimeError, match="released"):
+        shared.acquire()
+
+
 def test_wrapped_tensors(model, torch):
     path, tensors = model
     with fastsafe_open(path) as f:

@@ -141,6 +141,34 @@ def test_open_has_every_member(model, torch):
     assert arrays["large"].flags.writeable
 
 
+def test_meta_prefetch_and_handles(model, torch):
+    import io
+
+    from fastsafetensors._open import PrefetchLoader, _safe_open_handle
+
+    path, tensors = model
+    with safe_open(path, "pt") as f:
+        meta = f.get_tensor_meta("large")
+        assert (meta.dtype, meta.shape) == ("F32", [700, 1000])
+        assert meta.data_offsets[1] - meta.data_offsets[0] == 2800000
+        with pytest.raises(SafetensorError, match="prefetch loads to cuda devices, not cpu"):
+            f.prefetch()
+        with pytest.raises(SafetensorError, match="slices of step 1"):
+            f.prefetch({"large": slice(0, 4, 2)}, device="cuda")
+        with PrefetchLoader(f, {"large": slice(3, 5), "scalar": None}, "cpu", 2) as ahead:
+            assert ahead.names() == ["large", "scalar"] and len(ahead) == 2
+            assert torch.equal(ahead.take("large"), tensors["large"][3:5])
+            with pytest.raises(SafetensorError, match="was taken"):
+                ahead.take("large")
+            assert dict(ahead) == {"scalar": tensors["scalar"]}
+        with pytest.raises(SafetensorError, match="is closed"):
+            ahead.take("scalar")
+    for handle in (open(path, "rb"), io.BytesIO(path.read_bytes())):  # noqa: SIM115
+        opened = _safe_open_handle(handle, "pt")
+        handle.close()
+        assert torch.equal(opened.get_tensor("large"), tensors["large"])
+
+
 def test_bytes(model, torch):
     import mmap
 

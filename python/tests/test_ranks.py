@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes in a gloo group, on one machine."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+RANK = textwrap.dedent("""
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    from fastsafetensors import ParallelLoader, SafeTensorsFileLoader
+    from fastsafetensors.st_types import DType
+
+    folder, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    expected = torch.load(f"{folder}/expected.pt")
+    files = [f"{folder}/{i}.safetensors" for i in range(4)]
+
+    loader = SafeTensorsFileLoader(dist.group.WORLD, "cpu", nogds=True)
+    loader.add_filenames({0: files[:3], 1: files[3:]})      # uneven, empty for the others
+    fb = loader.copy_files_to_device()
+    same = lambda a, b: a.dtype == b.dtype and a.shape == b.shape and torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    for name in fb.key_to_rank_lidx:
+        assert same(fb.get_tensor(name), expected[name]), name
+        assert same(fb.get_tensor(name), expected[name]), name     # and once more
+    for name, tensor in expected.items():
+        for dim in range(tensor.dim()):
+            block = -(-tensor.shape[dim] // size)
+            begin = min(rank * block, tensor.shape[dim])
+            wanted = tensor.narrow(dim, begin, min(block, tensor.shape[dim] - begin))
+            assert same(fb.get_sharded(name, dim), wanted), (name, dim)
+        assert same(fb.get_sharded(name, -1), tensor)
+        pushed = fb.push_tensor(name, size - 1)
+        assert (pushed is None) == (rank != size - 1)
+        assert pushed is None or same(pushed, tensor)
+    try:
+        fb.get_tensor("none")
+    except ValueError as error:
+        assert "was not found in files" in str(error)
+    else:
+        raise AssertionError("no error")
+    fb.close()
+    loader.close()
+
+    got = dict(ParallelLoader(dist.group.WORLD, files, use_tqdm_on_load=False))
+    assert set(got) == set(expected)
+    assert all(same(got[name], expected[name]) for name in expected)
+    mine = dict(ParallelLoader(dist.group.WORLD, files, use_tqdm_on_load=False, all_local=True,
+                               tensor_filter=lambda name: name.endswith(str(rank))))
+    assert all(same(mine[name], expected[name]) for name in mine)
+    alone = dict(ParallelLoader(None, files, use_tqdm_on_load=False))
+    assert set(alone) == set(expected)
+    if size == 3:
+        group = dist.new_group([1, 2])
+        if rank > 0:
+            sub = SafeTensorsFileLoader(group, "cpu")
+            sub.add_filenames({0: files[:2], 1: files[2:]})
+            inner = sub.copy_files_to_device()
+            for name in inner.key_to_rank_lidx:
+                assert same(inner.get_tensor(name), expected[name])
+    dist.barrier()
+    dist.destroy_process_group()
+""")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks(tmp_path, torch, size):
+    """Broadcast, shards, pushes: every dtype as bytes, uneven files, empty shards, a subgroup."""
+    from fastsafetensors.torch import save_file
+
+    expected = {}
+    dtypes = [torch.float32, torch.bfloat16, torch.int16, torch.uint16, torch.uint64, torch.bool,
+              torch.float8_e4m3fn, torch.complex64]
+    for number in range(4):
+        part = {f"f{number}.{i}": torch.arange(15).reshape(5, 3).to(dtype)
+                for i, dtype in enumerate(dtypes)}
+        part |= {f"f{number}.scalar": torch.tensor(2.0), f"f{number}.none": torch.empty(0, 2)}
+        save_file(part, tmp_path / f"{number}.safetensors")
+        expected |= part
+    torch.save(expected, tmp_path / "expected.pt")
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, tmp_path, tmp_path / "store", str(rank),
+                               str(size)], stderr=subprocess.PIPE, text=True)
+             for rank in range(size)]
+    try:
+        failures = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(failures)
