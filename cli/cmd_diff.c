@@ -19,13 +19,14 @@ static void print_help(void) {
            "  --values        of tensors whose bytes differ: how many elements, by how much at\n"
            "                  most and on average (floats and integers of any dtype)\n"
            "  --no-metadata   metadata may differ\n"
-           "  --quiet         exit code only\n");
+           "  --quiet         exit code only\n"
+           "  --no-progress   no progress bar, also on a terminal\n");
 }
 
 /// What to compare, and what was found.
 typedef struct model_comparison {
     fst_model *models[2];
-    bool values, metadata, quiet;
+    bool values, metadata, quiet, progress;
     size_t difference_count, same_count;
 } model_comparison;
 
@@ -289,9 +290,20 @@ static void compare_metadata(model_comparison *comparison) {
 
 static int compare_models(model_comparison *comparison) {
     int code = EXIT_GOOD;
+    size_t count = fst_model_tensor_count(comparison->models[0]);
+    uint64_t done = 0, total = 0;
+    fst_tensor_info info;
     if (comparison->metadata) compare_metadata(comparison);
-    for (size_t i = 0; i < fst_model_tensor_count(comparison->models[0]) && code == EXIT_GOOD; i++)
+    for (size_t i = 0; i < count; i++)
+        if (fst_model_tensor_info(comparison->models[0], i, &info, NULL) == FST_OK)
+            total += info.size_bytes;
+    for (size_t i = 0; i < count && code == EXIT_GOOD; i++) {
         code = compare_tensor(comparison, i);
+        if (fst_model_tensor_info(comparison->models[0], i, &info, NULL) == FST_OK)
+            done += info.size_bytes;
+        if (comparison->progress) cli_show_progress(NULL, done, total, i + 1, count);
+    }
+    if (comparison->progress && count > 0) fprintf(stderr, "\n");
     if (code != EXIT_GOOD) return EXIT_UNREADABLE;
     find_added(comparison);
     if (!comparison->quiet)
@@ -302,18 +314,17 @@ static int compare_models(model_comparison *comparison) {
 
 int cmd_diff(int argc, char **argv) {
     static const struct option options[] = {
-        {"values", no_argument, NULL, 'v'},
-        {"no-metadata", no_argument, NULL, 'm'},
-        {"quiet", no_argument, NULL, 'q'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"values", no_argument, NULL, 'v'}, {"no-metadata", no_argument, NULL, 'm'},
+        {"quiet", no_argument, NULL, 'q'},  {"no-progress", no_argument, NULL, 'p'},
+        {"help", no_argument, NULL, 'h'},   {NULL, 0, NULL, 0},
     };
-    model_comparison comparison = {.metadata = true};
+    model_comparison comparison = {.metadata = true, .progress = cli_stderr_is_terminal()};
     for (int option; (option = getopt_long(argc, argv, "hq", options, NULL)) != -1;) {
         switch (option) {
         case 'v': comparison.values = true; break;
         case 'm': comparison.metadata = false; break;
         case 'q': comparison.quiet = true; break;
+        case 'p': comparison.progress = false; break;
         case 'h': print_help(); return EXIT_GOOD;
         default: return cli_usage("diff", "wrong option");
         }

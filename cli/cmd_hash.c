@@ -16,12 +16,13 @@ static void print_help(void) {
            "                    file's sha256 is what sha256sum prints\n"
            "  --write           keep them in PATH.digest, for 'verify --hash'\n"
            "  --embed TARGET    write the model anew with tensors' digests in its __metadata__\n"
+           "  --dry-run         of --write and --embed: say what would be written\n"
            "  --no-progress     no progress bar, also on a terminal\n");
 }
 
 typedef struct hash_request {
     const char *path, *algorithm, *embed;
-    bool write, no_progress;
+    bool write, no_progress, dry_run;
 } hash_request;
 
 static int embed_digests(fst_model *model, const hash_request *request, const char *text) {
@@ -34,6 +35,7 @@ static int embed_digests(fst_model *model, const hash_request *request, const ch
     rewrite_plan plan = {.target = request->embed,
                          .save = {.struct_size = sizeof plan.save, .promise = FST_SAVE_DURABLE},
                          .no_progress = request->no_progress,
+                         .dry_run = request->dry_run,
                          .metadata = entries,
                          .metadata_count = count};
     int code = cli_rewrite(model, &plan);
@@ -51,6 +53,8 @@ static int hash_model(const hash_request *request) {
     int code = cli_digest_model(model, library, request->no_progress, &text);
     if (code == EXIT_GOOD && request->embed != NULL)
         code = embed_digests(model, request, text);
+    else if (code == EXIT_GOOD && request->write && request->dry_run)
+        printf("would write %s.digest, %zu bytes\n", request->path, strlen(text));
     else if (code == EXIT_GOOD && request->write)
         code = hash_sidecar_write(request->path, text);
     else if (code == EXIT_GOOD)
@@ -64,6 +68,7 @@ int cmd_hash(int argc, char **argv) {
     static const struct option options[] = {
         {"algorithm", required_argument, NULL, 'a'},
         {"write", no_argument, NULL, 'w'},
+        {"dry-run", no_argument, NULL, 'd'},
         {"embed", required_argument, NULL, 'e'},
         {"no-progress", no_argument, NULL, 'n'},
         {"help", no_argument, NULL, 'h'},
@@ -74,6 +79,7 @@ int cmd_hash(int argc, char **argv) {
         switch (option) {
         case 'a': request.algorithm = optarg; break;
         case 'w': request.write = true; break;
+        case 'd': request.dry_run = true; break;
         case 'e': request.embed = optarg; break;
         case 'n': request.no_progress = true; break;
         case 'h': print_help(); return EXIT_GOOD;

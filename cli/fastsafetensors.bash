@@ -27,8 +27,8 @@ _fastsafetensors() {
             convert | extract) words="--select --dtype --align --order --quick --engine --dry-run --lenient --no-progress --help" ;;
             merge) words="--dtype --align --order --quick --engine --dry-run --lenient --no-progress --help" ;;
             split) words="--size --count --by-layer --stem --select --dtype --align --order --quick --engine --dry-run --lenient --no-progress --help" ;;
-            diff) words="--values --no-metadata --quiet --help" ;;
-            hash) words="--algorithm --write --embed --no-progress --help" ;;
+            diff) words="--values --no-metadata --quiet --no-progress --help" ;;
+            hash) words="--algorithm --write --embed --dry-run --no-progress --help" ;;
             load) words="--device --mode --engine --dtype --ring --numa --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
             bench) words="--cold --runs --help" ;;
             engines) words="--help" ;;

@@ -132,7 +132,7 @@ def make_page() -> str:
     tests = find_tests()
     lines = ["# Compatibility", "",
              "What programs for fastsafetensors 0.5 and safetensors use, and the test that tries",
-             "it here. Made by `tools/make_compatibility.py`; a row without a test is not done.", ""]
+             "it here. Made by tools/make_compatibility.py; a row without a test is not done.", ""]
     for section, rows in ROWS:
         lines += [f"## {section}", "", "| what | test |", "|---|---|"]
         for what, test in rows:

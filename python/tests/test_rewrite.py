@@ -161,6 +161,8 @@ def test_hashes(run, sample, tmp_path):
         out, _ = run("hash", "--algorithm", kind, path)
         if kind == "sha256":
             assert hashlib.sha256(path.read_bytes()).hexdigest() in out
+        out, _ = run("hash", "--algorithm", kind, "--write", "--dry-run", path)
+        assert "would write" in out and not os.path.exists(f"{path}.digest.new")
         run("hash", "--algorithm", kind, "--write", path)
         out, _ = run("verify", "--hash", path)
         assert f"all digests ({kind}) are right" in out

@@ -99,12 +99,9 @@ static uint64_t units_to_line(const char *target, uint32_t unit_bytes) {
 #endif
 
 /// Where blocks pass through: small enough for the first-level cache.
-typedef struct convert_blocks {
-    union {
-        float floats[CONVERT_BLOCK];
-        int64_t integers[CONVERT_BLOCK];
-    };
-    _Alignas(64) char out[CONVERT_BLOCK * 8];
+typedef union convert_blocks {
+    _Alignas(64) float floats[CONVERT_BLOCK];
+    int64_t integers[CONVERT_BLOCK];
 } convert_blocks;
 
 /// A block of `count` elements from `in` to `out`.
@@ -119,11 +116,26 @@ static void convert_block(const struct convert_kernels *kernels, fsti_conversion
     fst_dtype from = (fst_dtype)conversion.from, to = (fst_dtype)conversion.to;
     if (is_float(from)) {
         kernels->to_float(from, span.in, blocks->floats, span.count);
-        kernels->from_float(to, blocks->floats, span.out, span.count);
+        if (span.out != NULL) kernels->from_float(to, blocks->floats, span.out, span.count);
     } else {
         kernels->to_integer(from, span.in, blocks->integers, span.count);
-        kernels->from_integer(to, blocks->integers, span.out, span.count);
+        if (span.out != NULL) kernels->from_integer(to, blocks->integers, span.out, span.count);
     }
+}
+
+/// From which unit on blocks go around the cache; UINT64_MAX: none do. Only where the block is the
+/// result already (32-bit floats, 64-bit integers): elsewhere one more copy costs what it saves.
+static uint64_t find_stream(fsti_conversion conversion, const char *target, uint64_t unit_count) {
+#if defined(__x86_64__)
+    bool is_result = conversion.to == FST_DTYPE_F32 || conversion.to == FST_DTYPE_I64 ||
+                     conversion.to == FST_DTYPE_U64;
+    if (is_result && unit_count * conversion.to_bytes >= STREAM_BYTES_MIN)
+        return units_to_line(target, conversion.to_bytes);
+#endif
+    (void)conversion;
+    (void)target;
+    (void)unit_count;
+    return UINT64_MAX;
 }
 
 void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion conversion,
@@ -131,22 +143,18 @@ void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion co
     convert_blocks blocks;
     const char *in = source;
     char *out = target;
-    uint64_t units_max = CONVERT_BLOCK / conversion.unit_elements, stream_from = UINT64_MAX;
-#if defined(__x86_64__)
-    if (unit_count * conversion.to_bytes >= STREAM_BYTES_MIN)
-        stream_from = units_to_line(out, conversion.to_bytes);
-#endif
+    uint64_t units_max = CONVERT_BLOCK / conversion.unit_elements;
+    uint64_t stream_from = find_stream(conversion, out, unit_count);
     for (uint64_t done = 0; done < unit_count;) {
         uint64_t units = fsti_min(unit_count - done, units_max);
         bool streams = done >= stream_from;
         // A short block first, so that all others begin at a line.
-        if (done < stream_from && stream_from < unit_count)
-            units = fsti_min(units, stream_from - done);
-        convert_span span = {in, streams ? blocks.out : out,
-                             (size_t)(units * conversion.unit_elements)};
+        if (!streams && stream_from < unit_count) units = fsti_min(units, stream_from - done);
+        convert_span span = {in, streams ? NULL : out, (size_t)(units * conversion.unit_elements)};
         convert_block(kernels, conversion, &blocks, span);
 #if defined(__x86_64__)
-        if (streams) stream_block(out, blocks.out, (size_t)(units * conversion.to_bytes));
+        if (streams)
+            stream_block(out, (const char *)blocks.floats, (size_t)(units * conversion.to_bytes));
 #endif
         in += units * conversion.from_bytes;
         out += units * conversion.to_bytes;

@@ -82,23 +82,40 @@ static small_format format_of(fst_dtype dtype) {
     }
 }
 
-/// All values of a type of at most 8 bits; made per call, which is cheap beside a block.
-static void fill_table(fst_dtype dtype, uint32_t *table, uint32_t count) {
+static void fill_table(fst_dtype dtype, uint32_t *table) {
     small_format format = format_of(dtype);
+    uint32_t count = dtype == FST_DTYPE_F4 ? 16 : 256;
     for (uint32_t i = 0; i < count; i++)
         table[i] = dtype == FST_DTYPE_F8_E8M0 ? decode_e8m0(i) : decode_small(format, i);
 }
 
+/// All values of a type of at most 8 bits: made once a process. Nobody waits: who comes while
+/// another thread makes it fills `own` instead.
+static const uint32_t *table_of(fst_dtype dtype, uint32_t *own) {
+    enum { MISSING, BEING_MADE, READY };
+    static uint32_t tables[FST_DTYPE_COUNT][256];
+    static atomic_int states[FST_DTYPE_COUNT];
+    int state = atomic_load_explicit(&states[dtype], memory_order_acquire);
+    if (state == READY) return tables[dtype];
+    if (state == MISSING && atomic_compare_exchange_strong(&states[dtype], &state, BEING_MADE)) {
+        fill_table(dtype, tables[dtype]);
+        atomic_store_explicit(&states[dtype], READY, memory_order_release);
+        return tables[dtype];
+    }
+    fill_table(dtype, own);
+    return own;
+}
+
 static void decode_bytes(fst_dtype dtype, const uint8_t *source, float *target, size_t count) {
-    uint32_t table[256];
-    fill_table(dtype, table, 256);
+    uint32_t own[256];
+    const uint32_t *table = table_of(dtype, own);
     for (size_t i = 0; i < count; i++) memcpy(target + i, &table[source[i]], 4);
 }
 
 /// Two elements a byte, the first in the low half.
 static void decode_nibbles(const uint8_t *source, float *target, size_t count) {
-    uint32_t table[16];
-    fill_table(FST_DTYPE_F4, table, 16);
+    uint32_t own[256];
+    const uint32_t *table = table_of(FST_DTYPE_F4, own);
     for (size_t i = 0; i < count; i++)
         memcpy(target + i, &table[source[i / 2] >> (i % 2 * 4) & 15], 4);
 }
