@@ -74,7 +74,7 @@ install-test:
 dist: $(VENV)/.test-ready
 	@$(BIN)/python -m build --no-isolation --skip-dependency-check --outdir dist .
 	@$(BIN)/python -m wheel tags --remove --python-tag cp310 dist/*-linux_*.whl > /dev/null
-	@PATH="$(BIN):$$PATH" $(BIN)/auditwheel -q repair --plat auto --wheel-dir dist dist/*-linux_*.whl
+	@PATH="$(BIN):$$PATH" $(BIN)/auditwheel repair --plat auto --wheel-dir dist dist/*-linux_*.whl > build/auditwheel.log 2>&1
 	@rm -f dist/*-cp310-abi3-linux_*.whl
 	@ls -l dist
 

@@ -115,7 +115,11 @@ static PyObject *raise_system(const fst_error *error, PyObject *message) {
     PyObject *file = PyUnicode_DecodeFSDefault(error->file);
     PyObject *arguments =
         file == NULL || message == NULL ? NULL : Py_BuildValue("(iOO)", code, message, file);
-    if (arguments != NULL) PyErr_SetObject(PyExc_OSError, arguments);
+    // Made here rather than by the interpreter: Python 3.10 would match handlers with OSError, not
+    // with the subclass that it becomes.
+    PyObject *exception = arguments == NULL ? NULL : PyObject_CallObject(PyExc_OSError, arguments);
+    if (exception != NULL) PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+    Py_XDECREF(exception);
     Py_XDECREF(arguments);
     Py_XDECREF(file);
     Py_XDECREF(message);
