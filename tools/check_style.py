@@ -9,9 +9,11 @@ shrink: one that is no longer needed, or allows more than is used, is a fault as
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
 
 FUNCTION_LINES, FUNCTION_LINES_95, FUNCTION_MEDIAN = 70, 50, 12
+TRACKED_BYTES = 512 << 10
 PARAMETERS, FILE_LINES, COLUMNS = 5, 600, 100
 FOLDERS = ("src", "include", "cli", "python", "tests", "fuzz", "bench", "examples", "tools")
 BAD_NAMES = {"util", "utils", "common", "misc", "helper", "helpers"}
@@ -103,6 +105,14 @@ def check_bans(path: pathlib.Path, name: str) -> list[str]:
     ]
 
 
+def find_large(root: pathlib.Path) -> list[str]:
+    """Tracked files that nobody meant to track."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
+    tracked = (root / name for name in done.stdout.split("\0") if name)
+    return [f"{path.relative_to(root)}: larger than {TRACKED_BYTES >> 10} KiB" for path in tracked
+            if path.is_file() and path.stat().st_size > TRACKED_BYTES]
+
+
 def main() -> int:
     """Check the tree; print the faults."""
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent)
@@ -130,6 +140,7 @@ def main() -> int:
                 faults.append(f"{place}: {length} lines, {FUNCTION_LINES} allowed")
             if parameters > PARAMETERS and not allowed.allows(place + "()", parameters):
                 faults.append(f"{place}: {parameters} parameters, {PARAMETERS} allowed")
+    faults += find_large(root)
     faults += allowed.stale()
     sizes.sort()
     median, p95 = statistics.median(sizes), sizes[int(len(sizes) * 0.95)]

@@ -258,7 +258,7 @@ start = time.monotonic()
 held = []
 try:
     while True:
-        time.sleep(0.01)
+        time.sleep(0.05)
         held.append(next(loader))
 except KeyboardInterrupt:
     loader.close()
