@@ -131,6 +131,19 @@ class FilesBufferOnDevice:
             self.pg.broadcast(tensor, owner)
         return tensor
 
+    def get_run(self, names: list[str]) -> list[Any]:
+        """Return tensors of one file on all ranks, by one collective where the framework can."""
+        owner, file = self._file(names[0])
+        if self.pg.size() == 1 or len(names) == 1:
+            return [self.get_tensor(name) for name in names]
+        mine = self.pg.rank() == owner
+        owned = [file.get(name, self.framework) for name in names] if mine else None
+        frames = [file.metadata.tensors[name] for name in names]
+        tensors = self.framework.broadcast_run(self.pg, owned, frames, owner)
+        if tensors is None:
+            return [self.get_tensor(name) for name in names]
+        return [self._place(tensor, None, DType.AUTO).get_raw() for tensor in tensors]
+
     def get_tensor_wrapped(
         self, name: str, device: Any = None, dtype: Any = DType.AUTO
     ) -> TensorBase:
@@ -204,6 +217,12 @@ class FilesBufferOnDevice:
         if rank != dst_rank or tensor is None:
             return None
         return self._place(tensor, device, dtype).get_raw()
+
+    def wait(self) -> None:
+        """Wait until all bytes that this rank reads are there."""
+        for file in self.rank_loaders.get(self.pg.rank(), []):
+            if file.loader is not None:
+                file.loader.wait()
 
     def as_dict(self, tensor_shard_dim: dict[str, int]) -> dict[str, TensorBase]:
         """Return {name: this rank's shard} for {name: dimension}."""

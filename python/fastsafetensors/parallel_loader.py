@@ -118,6 +118,9 @@ class PipelineParallel:
         self.queue_size = queue_size
         self._filter = tensor_filter
         self._overlap = overlap_io
+        runs = resident_tensor is None and broadcast_run_bytes > 0 and broadcast_run_tensors > 0
+        self._run_bytes = broadcast_run_bytes if runs else 0
+        self._run_tensors = broadcast_run_tensors if runs else 1
         self._tqdm = use_tqdm_on_load
         self._limited = max_batch_bytes is not None or device_memory_budget is not None
         self._keep_chunks = use_chunk_budget_as_allocation_size
@@ -213,8 +216,21 @@ class PipelineParallel:
             buffer = self._start(batch)
             self._open.append((waiting.popleft(), buffer))
 
-    def _batch_names(self, batch: Batch) -> list[str]:
-        return [name for _, names in batch.parts.values() for name in names]
+    def _batch_runs(self, batch: Batch) -> Iterator[list[str]]:
+        """Neighbours in a file that share a collective; one by one in a group of one."""
+        single = self._local or self.pg.size() == 1
+        for path, names in batch.parts.values():
+            metadata, run, size = self._metadata[path], list[str](), 0
+            for name in names:
+                nbytes = metadata.tensor_bytes(name)
+                full = len(run) >= self._run_tensors or size + nbytes > self._run_bytes
+                if run and (single or full):
+                    yield run
+                    run, size = [], 0
+                run.append(name)
+                size += nbytes
+            if run:
+                yield run
 
     def iterate_weights(self) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, tensor), files in list order, tensors by offset.
@@ -238,10 +254,14 @@ class PipelineParallel:
             while waiting or self._open:
                 self._fill(waiting)
                 batch, buffer = self._open[0]
-                for name in self._batch_names(batch):
-                    yield name, buffer.get_tensor(name)
-                    if self._closed:
-                        raise error_class()(f"{type(self).__name__} is closed")
+                if not self._overlap:
+                    buffer.wait()
+                for run in self._batch_runs(batch):
+                    for name, tensor in zip(run, buffer.get_run(run), strict=True):
+                        yield name, tensor
+                        if self._closed:
+                            raise error_class()(f"{type(self).__name__} is closed")
+                        del tensor
                 self._open.popleft()
                 buffer.close()
                 if bar is not None:

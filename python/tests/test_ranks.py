@@ -46,7 +46,25 @@ RANK = textwrap.dedent("""
     fb.close()
     loader.close()
 
-    got = dict(ParallelLoader(dist.group.WORLD, files, use_tqdm_on_load=False))
+    calls = []
+    real = dist.broadcast
+    dist.broadcast = lambda *a, **k: (calls.append(1), real(*a, **k))[1]
+    for options in ({}, {"broadcast_run_tensors": 3}, {"broadcast_run_bytes": 100},
+                    {"broadcast_run_bytes": 0}, {"overlap_io": False}):
+        calls.clear()
+        got = dict(ParallelLoader(dist.group.WORLD, files, use_tqdm_on_load=False, **options))
+        assert set(got) == set(expected)
+        assert all(same(got[name], expected[name]) for name in expected)
+        # 4 files of 9 tensors with bytes and one without.
+        wanted = {"broadcast_run_tensors": 16, "broadcast_run_bytes": None}
+        key = next(iter(options), "")
+        if key in ("", "overlap_io"):
+            assert len(calls) == 4, (options, len(calls))
+        elif options.get("broadcast_run_bytes") == 0:
+            assert len(calls) == 36, (options, len(calls))
+        elif wanted[key]:
+            assert len(calls) == wanted[key], (options, len(calls))
+    dist.broadcast = real
     assert set(got) == set(expected)
     assert all(same(got[name], expected[name]) for name in expected)
     mine = dict(ParallelLoader(dist.group.WORLD, files, use_tqdm_on_load=False, all_local=True,

@@ -128,6 +128,15 @@ class FrameworkOpBase(ABC):
     def get_mem_used(self) -> int:
         """Return the bytes of the loaders' buffers that are not yet freed."""
 
+    def broadcast_run(
+        self, pg: ProcessGroupBase, owned: list[TensorBase] | None, frames: list[Any], src: int
+    ) -> list[TensorBase] | None:
+        """Broadcast tensors of one rank in one collective; None where a framework can't.
+
+        owned: src's tensors, None elsewhere; frames say dtype and shape. The results share memory.
+        """
+        return None
+
     def get_dtype_size(self, dtype: DType) -> float:
         """Return the bytes of an element."""
         return DTYPE_SIZES[dtype]

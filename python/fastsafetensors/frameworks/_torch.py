@@ -146,6 +146,11 @@ def _bytes(tensor: TensorBase) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
+def _frame_bytes(frame: Any) -> int:
+    begin, end = frame.data_offsets
+    return int(end - begin)
+
+
 class _SingleProcess(ProcessGroupBase):
     def size(self) -> int:
         return 1
@@ -203,6 +208,31 @@ class TorchOp(FrameworkOpBase):
     def is_equal(self, wrapped: TensorBase, real: Any) -> bool:
         """Tell whether shape and values are equal."""
         return bool(torch.all(torch.eq(real, wrapped.get_raw())))
+
+    def broadcast_run(
+        self, pg: ProcessGroupBase, owned: list[TensorBase] | None, frames: list[Any], src: int
+    ) -> list[TensorBase] | None:
+        """Broadcast tensors of one rank as the bytes of one buffer, of which they are views."""
+        sizes = [_frame_bytes(frame) for frame in frames]
+        begins, total = [], 0
+        for size in sizes:
+            begins.append(total)
+            total += -(-size // 16) * 16  # every dtype is aligned
+        buffer = torch.empty(total, dtype=torch.uint8)
+        for begin, tensor in zip(begins, owned or [], strict=False):
+            if tensor.get_nbytes():
+                buffer[begin : begin + tensor.get_nbytes()] = _bytes(tensor.contiguous())
+        cpu = Device.from_str("cpu")
+        if total:
+            pg.broadcast(TorchTensor(cpu, DType.U8, buffer), src)
+        result: list[TensorBase] = []
+        for begin, size, frame in zip(begins, sizes, frames, strict=True):
+            shape = list(frame.shape)
+            if frame.dtype is DType.F4 and shape:
+                shape[-1] //= 2
+            flat = buffer[begin : begin + size].view(dtype_convert[frame.dtype])
+            result.append(TorchTensor(cpu, frame.dtype, flat.reshape(shape)))
+        return result
 
     def get_mem_used(self) -> int:
         """Return the bytes of the loaders' buffers that are not yet freed."""
