@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import numpy as _numpy
-from ._core import Tensor
-from ._types import Path, Paths
+from ._array_front import ArrayFront
 
 try:
     import tensorflow as _tf
@@ -29,35 +27,7 @@ def _to_array(value: Any) -> Any:
     return value.numpy()
 
 
-def wrap(tensor: Tensor) -> Any:
-    """One of tensorflow's own of a tensor's values."""
-    return _make(_numpy.wrap(tensor))
-
-
-def export(loader: Any) -> dict[str, Any]:
-    """All tensors of a load."""
-    tensors: dict[str, Any] = loader.export(wrap, wrap, 0)
-    return tensors
-
-
-def load_file(filename: Paths, **options: Any) -> dict[str, Any]:
-    """Load all tensors of a model; options as in fastsafetensors.numpy."""
-    return {name: _make(a) for name, a in _numpy.load_file(filename, **options).items()}
-
-
-def load(data: Any) -> dict[str, Any]:
-    """Load all tensors of a file's bytes."""
-    return {name: _make(array) for name, array in _numpy.load(data).items()}
-
-
-def save_file(
-    tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None, **options: Any
-) -> None:
-    """Save tensors; see fastsafetensors.numpy.save_file."""
-    arrays = {name: _to_array(value) for name, value in tensors.items()}
-    _numpy.save_file(arrays, filename, metadata, **options)
-
-
-def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Return the bytes that save_file would write."""
-    return _numpy.save({name: _to_array(value) for name, value in tensors.items()}, metadata)
+_front = ArrayFront(_make, _to_array)
+wrap, export = _front.wrap, _front.export
+load_file, load = _front.load_file, _front.load
+save_file, save = _front.save_file, _front.save

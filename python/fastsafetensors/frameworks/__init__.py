@@ -93,6 +93,29 @@ class ProcessGroupBase(ABC):
         """Receive a tensor from a rank."""
 
 
+class SingleProcessGroup(ProcessGroupBase):
+    """The group of a program that is alone."""
+
+    def size(self) -> int:
+        """Return 1."""
+        return 1
+
+    def rank(self) -> int:
+        """Return 0."""
+        return 0
+
+    def broadcast(self, dst: TensorBase, rank: int) -> None:
+        """Do nothing: everybody has it."""
+
+    def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
+        """Raise: there is nobody."""
+        raise RuntimeError("a group of one has nobody to send to")
+
+    def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
+        """Raise: there is nobody."""
+        raise RuntimeError("a group of one has nobody to receive from")
+
+
 class FrameworkOpBase(ABC):
     """What a framework does for the loaders."""
 

@@ -11,7 +11,7 @@ import paddle
 from .._core import live_buffers
 from ..common import SingleGroup
 from ..st_types import Device, DeviceType, DType
-from . import FrameworkOpBase, ProcessGroupBase, TensorBase
+from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
 
 # paddle has no unsigned types beyond 8 bits: U16 is what bfloat16's bits come as, U32 and U64 take
 # the signed types of the same width.
@@ -118,23 +118,6 @@ class PaddleTensor(TensorBase):
         buf[:] = np.ascontiguousarray(self.real_tensor.numpy()).tobytes()
 
 
-class _SingleProcess(ProcessGroupBase):
-    def size(self) -> int:
-        return 1
-
-    def rank(self) -> int:
-        return 0
-
-    def broadcast(self, dst: TensorBase, rank: int) -> None:
-        pass
-
-    def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
-        raise RuntimeError("a group of one has nobody to send to")
-
-    def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
-        raise RuntimeError("a group of one has nobody to receive from")
-
-
 class PaddleProcessGroup(ProcessGroupBase):
     """A paddle.distributed group."""
 
@@ -194,7 +177,7 @@ class PaddleOp(FrameworkOpBase):
     def get_process_group(self, pg: Any) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or paddle's own."""
         if pg is None or isinstance(pg, SingleGroup):
-            return _SingleProcess()
+            return SingleProcessGroup()
         if hasattr(pg, "nranks") and hasattr(pg, "ranks"):
             return PaddleProcessGroup(pg)
         raise TypeError("pg must be an instance of paddle.distributed.collective.Group")

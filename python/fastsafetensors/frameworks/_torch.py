@@ -12,7 +12,7 @@ from .._torch_state import TORCH_NAMES
 from ..common import SingleGroup
 from ..st_types import Device, DType
 from ..torch import wrap as wrap_core
-from . import FrameworkOpBase, ProcessGroupBase, TensorBase
+from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
 
 # torch's dtype for each of ours that this torch has.
 dtype_convert: dict[DType, torch.dtype] = {
@@ -151,23 +151,6 @@ def _frame_bytes(frame: Any) -> int:
     return int(end - begin)
 
 
-class _SingleProcess(ProcessGroupBase):
-    def size(self) -> int:
-        return 1
-
-    def rank(self) -> int:
-        return 0
-
-    def broadcast(self, dst: TensorBase, rank: int) -> None:
-        pass
-
-    def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
-        raise RuntimeError("a group of one has nobody to send to")
-
-    def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
-        raise RuntimeError("a group of one has nobody to receive from")
-
-
 class TorchOp(FrameworkOpBase):
     """torch for the loaders."""
 
@@ -186,7 +169,7 @@ class TorchOp(FrameworkOpBase):
     def get_process_group(self, pg: Any) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or torch's own."""
         if pg is None or isinstance(pg, SingleGroup):
-            return _SingleProcess()
+            return SingleProcessGroup()
         import torch.distributed as dist
 
         if dist.is_available() and isinstance(pg, dist.ProcessGroup):
