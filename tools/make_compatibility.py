@@ -80,7 +80,7 @@ ROWS = [
         ("framework paddle (a stand-in)", "test_fastdeploy"),
         ("import without a framework", "test_import_is_light"),
         ("LazyTensorFactory, SharedDeviceAllocation", "test_one_file_by_hand"),
-        ("fastsafetensors.cpp", ""),
+        ("fastsafetensors.cpp", "test_low_level_names"),
     ]),
     ("safetensors: safe_open", [
         ("keys, offset_keys, metadata, get_tensor, get_tensors, get_slice, backend",
@@ -89,6 +89,7 @@ ROWS = [
         ("slices of numpy", "test_slices_of_numpy"),
         ("errors", "test_refusals_of_open"),
         ("threads, fork", "test_from_many_threads_and_after_fork"),
+        ("spawn", "test_spawn"),
         ("0.9: get_tensor_meta, prefetch (without a GPU)", "test_meta_prefetch_and_handles"),
     ]),
     ("safetensors: torch, numpy, others", [

@@ -6,14 +6,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ._core import SafetensorError, Writer, error_class
 from ._types import Path
-
-# (bytes done, bytes in all, tensors done, tensors in all)
-Progress = Callable[[int, int, int, int], object]
 
 
 def _describe(error: OSError) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path as _Path
 from typing import Any
 
 from ._core import Model, SafetensorError, assign_shards
-from ._saving import Progress, check_names, parse_size, save_rows
+from ._progress import Progress, wait
+from ._saving import check_names, parse_size, save_rows
 
 __all__ = [
     "is_fastsafetensors_available",
@@ -177,6 +178,7 @@ def load_safetensors_sharded(model_dir: _Path_, device: Any = "cpu") -> dict[str
     try:
         loader = model.load(mode="load")
         try:
+            wait(loader, model.file_count)
             tensors = export(loader, device)
         finally:
             loader.close()
@@ -285,6 +287,7 @@ def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
     try:
         loader = model.load(mode="load")
         try:
+            wait(loader, 1)
             tensors = export(loader, device)
         finally:
             loader.close()

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ._core import Model, error_class
+from ._progress import wait
 from ._types import Paths
 from .common import SafeTensorsMetadata, SingleGroup, TensorFrame, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
@@ -46,6 +47,7 @@ class _PathLoader:
             raise error_class()("SafeTensorsFileLoader is closed")
         loader = self._model.load(mode="load", threads=self._threads)
         try:
+            wait(loader, self._model.file_count)
             tensors = export(loader)
             self._stats = loader.stats()
         finally:

@@ -10,7 +10,8 @@ import numpy as _np
 from ._core import Model, Tensor, error_class, serialize
 from ._memory import open_bytes
 from ._open import check_backend, check_path
-from ._saving import Progress, check_names, save_rows
+from ._progress import Progress, wait
+from ._saving import check_names, save_rows
 from ._types import Path, Paths
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -81,6 +82,7 @@ def load_file(
     engine: str = "auto",
     threads: int = 0,
     dtype: str | None = None,
+    progress: Progress | bool | None = None,
 ) -> dict[str, Any]:
     """Load all tensors of a model: {name: numpy.ndarray} in file order, writable.
 
@@ -91,6 +93,7 @@ def load_file(
     model = Model(filename)
     loader = model.load(mode=chosen, engine=engine, threads=threads, dtype=dtype)
     try:
+        wait(loader, model.file_count, progress)
         return export(loader)
     finally:
         loader.close()

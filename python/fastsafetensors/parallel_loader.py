@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ._core import error_class, keep_memory
 from ._planner import Batch, BudgetInfeasibleError, Planner, PlanRules
+from ._progress import BatchBar, enable_tqdm
 from .common import SafeTensorsMetadata, device_of
 from .copier.registry import is_built_in
 from .file_buffer import FilesBufferOnDevice, LoadedFile
@@ -41,20 +42,6 @@ class FileBatch:
     fb: FilesBufferOnDevice
     keys: list[str]
     batch_id: int
-
-
-def enable_tqdm(use_tqdm_on_load: bool, framework: Any = None) -> bool:
-    """Tell whether progress is shown: asked for, tqdm installed, and rank 0 of the job."""
-    if not use_tqdm_on_load:
-        return False
-    try:
-        import tqdm  # noqa: F401
-    except ImportError:
-        return False
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return True
-    return bool(distributed.get_rank() == 0)
 
 
 def _check_options(options: dict[str, Any], ranks: int) -> None:
@@ -232,6 +219,13 @@ class PipelineParallel:
             if run:
                 yield run
 
+    def _batch_bytes(self, batch: Batch) -> int:
+        return sum(
+            self._metadata[path].tensor_bytes(name)
+            for path, names in batch.parts.values()
+            for name in names
+        )
+
     def iterate_weights(self) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, tensor), files in list order, tensors by offset.
 
@@ -246,11 +240,7 @@ class PipelineParallel:
         bar = None
         try:
             waiting = deque(self._plan())
-            total = len(waiting)
-            if total and enable_tqdm(self._tqdm):
-                from tqdm.auto import tqdm
-
-                bar = tqdm(total=total, desc=_TITLE, disable=None)
+            bar = BatchBar(_TITLE, len(waiting), self._tqdm)
             while waiting or self._open:
                 self._fill(waiting)
                 batch, buffer = self._open[0]
@@ -264,8 +254,7 @@ class PipelineParallel:
                         del tensor
                 self._open.popleft()
                 buffer.close()
-                if bar is not None:
-                    bar.update(1)
+                bar.tick(partial(self._batch_bytes, batch))
         finally:
             self._running = None
             if bar is not None:

@@ -11,7 +11,8 @@ import torch as _torch
 from ._core import DTYPES, Model, Tensor, dlpack_probe, serialize
 from ._memory import open_bytes
 from ._open import check_backend, check_device, check_path
-from ._saving import Progress, save_rows, without_collections
+from ._progress import Progress, wait
+from ._saving import save_rows, without_collections
 from ._torch_state import (
     TORCH_NAMES,
     check_tensors,
@@ -97,6 +98,7 @@ def load_file(
     engine: str = "auto",
     threads: int = 0,
     dtype: Any = None,
+    progress: Progress | bool | None = None,
 ) -> dict[str, Any]:
     """Load all tensors of a model: {name: torch.Tensor} in file order.
 
@@ -108,6 +110,9 @@ def load_file(
     dtype: what elements become on the way, a torch dtype or the format's name ("BF16"): floats
     become any float type (rounded to nearest even), integers wider ones; other tensors stay.
     engine, threads: force how "load" reads; see `fastsafetensors engines` for what works.
+    progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in all)
+    ten times a second, an exception ends the load; False for nothing, None for a bar (bytes, GB/s)
+    on terminals when the load takes more than a second and tqdm is installed.
 
     The tensors own their memory. Raises SafetensorError for a bad file, OSError of its kind for
     what the system refuses.
@@ -118,6 +123,7 @@ def load_file(
     model = Model(filename)
     loader = model.load(mode=chosen, engine=engine, threads=threads, dtype=dtype_name(dtype))
     try:
+        wait(loader, model.file_count, progress)
         return export(loader, device)
     finally:
         loader.close()

@@ -2,6 +2,7 @@
 /// Loader: a load in progress or finished. Waits without the GIL, and wakes for signals.
 #include "module.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /// How often a wait looks for Ctrl-C.
@@ -11,6 +12,9 @@ typedef struct loader_object {
     PyObject_HEAD fst_loader *loader;
     int uses;      ///< calls that run without the GIL
     int is_closed; ///< the last use closes
+    /// How far the load is, for whoever waits with a progress callback.
+    _Atomic uint64_t bytes_done, bytes_total;
+    _Atomic size_t tensors_done, tensors_total;
 } loader_object;
 
 static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
@@ -215,14 +219,32 @@ static int read_dtype(const char *name, fst_load_options *options) {
     return 0;
 }
 
-static PyObject *wrap_loader(module_state *state, fst_loader *loader) {
+/// Called by the load's threads, without the GIL: only notes how far it is.
+static int note_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                         size_t tensors_done, size_t tensors_total) {
+    loader_object *object = context;
+    atomic_store_explicit(&object->bytes_done, bytes_done, memory_order_relaxed);
+    atomic_store_explicit(&object->bytes_total, bytes_total, memory_order_relaxed);
+    atomic_store_explicit(&object->tensors_done, tensors_done, memory_order_relaxed);
+    atomic_store_explicit(&object->tensors_total, tensors_total, memory_order_relaxed);
+    return 0;
+}
+
+/// A Loader with its load started.
+static PyObject *start_load(module_state *state, fst_model *model, fst_load_options *options) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(state->loader_type, Py_tp_alloc);
     PyObject *self = allocate(state->loader_type, 0);
-    if (self == NULL)
-        fst_loader_close(loader);
-    else
-        ((loader_object *)self)->loader = loader;
-    return self;
+    if (self == NULL) return NULL;
+    loader_object *object = (loader_object *)self;
+    options->progress = note_progress;
+    options->progress_context = object;
+    fst_error error;
+    fst_status status;
+    Py_BEGIN_ALLOW_THREADS status = fst_loader_open(model, options, &object->loader, &error);
+    Py_END_ALLOW_THREADS if (status == FST_OK) return self;
+    object->loader = NULL;
+    Py_DECREF(self);
+    return fstpy_raise(state, &error);
 }
 
 PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
@@ -250,29 +272,37 @@ PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args
     options.budget_bytes = (uint64_t)budget;
     PyObject *result = NULL;
     if (read_words(&words, &options) && read_dtype(words.dtype, &options) &&
-        read_items(state, model, items, &request, &options)) {
-        fst_error error;
-        fst_loader *loader;
-        fst_status status;
-        Py_BEGIN_ALLOW_THREADS status = fst_loader_open(model, &options, &loader, &error);
-        Py_END_ALLOW_THREADS result =
-            status == FST_OK ? wrap_loader(state, loader) : fstpy_raise(state, &error);
-    }
+        read_items(state, model, items, &request, &options))
+        result = start_load(state, model, &options);
     request_clear(&request);
     return result;
 }
 
 // ---- waiting ----
 
-/// Waits without the GIL until all is there; false with an exception. Ctrl-C cancels the load.
-static int wait_all(PyObject *self, fst_loader *loader) {
+/// Calls progress(bytes done, bytes in all, tensors done, tensors in all); false with an exception.
+static int tell_progress(loader_object *object, PyObject *progress) {
+    if (progress == NULL || progress == Py_None) return 1;
+    PyObject *result = PyObject_CallFunction(progress, "KKnn",
+                                             (unsigned long long)atomic_load(&object->bytes_done),
+                                             (unsigned long long)atomic_load(&object->bytes_total),
+                                             (Py_ssize_t)atomic_load(&object->tensors_done),
+                                             (Py_ssize_t)atomic_load(&object->tensors_total));
+    Py_XDECREF(result);
+    return result != NULL;
+}
+
+/// Waits without the GIL until all is there; false with an exception. Ctrl-C cancels the load, and
+/// so does an exception of `progress` (callable, None or NULL), which is called in between.
+static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
+    loader_object *object = (loader_object *)self;
     fst_error error;
     fst_status status;
     for (;;) {
         Py_BEGIN_ALLOW_THREADS status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
-        Py_END_ALLOW_THREADS if (status == FST_OK) return 1;
+        Py_END_ALLOW_THREADS if (status == FST_OK) return tell_progress(object, progress);
         if (status != FST_E_TIMEOUT) break;
-        if (PyErr_CheckSignals() != 0) {
+        if (PyErr_CheckSignals() != 0 || !tell_progress(object, progress)) {
             fst_loader_cancel(loader);
             return 0;
         }
@@ -281,11 +311,12 @@ static int wait_all(PyObject *self, fst_loader *loader) {
     return 0;
 }
 
-static PyObject *loader_wait(PyObject *self, PyObject *none) {
-    (void)none;
+static PyObject *loader_wait(PyObject *self, PyObject *args) {
+    PyObject *progress = NULL;
+    if (!PyArg_ParseTuple(args, "|O:wait", &progress)) return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
-    int good = wait_all(self, loader);
+    int good = wait_all(self, loader, progress);
     end_use(self);
     return good ? Py_NewRef(Py_None) : NULL;
 }
@@ -388,7 +419,7 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOk:export", &way.importer, &way.fallback, &way.mask)) return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
-    PyObject *result = wait_all(self, loader) ? PyDict_New() : NULL;
+    PyObject *result = wait_all(self, loader, NULL) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);
     // Thousands of new objects would set off a full collection, which costs several times what
     // making them does; none of them can be garbage yet.
@@ -454,7 +485,9 @@ static Py_ssize_t loader_length(PyObject *self) {
 }
 
 static PyMethodDef loader_methods[] = {
-    {"wait", loader_wait, METH_NOARGS, "Waits, without the GIL, until every byte is in place."},
+    {"wait", loader_wait, METH_VARARGS,
+     "wait(progress=None): until every byte is in place, without the GIL. progress(bytes done, "
+     "bytes in all, tensors done, tensors in all) is called ten times a second and at the end."},
     {"item", loader_item, METH_O, "Tensor `index` of the request, waiting for its bytes."},
     {"export", loader_export, METH_VARARGS,
      "export(importer, fallback, mask) -> {name: importer(capsule) or fallback(Tensor)}, "

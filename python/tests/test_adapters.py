@@ -166,3 +166,51 @@ def test_memory_at_an_address(torch):
         from_cuda_buffer(base.data_ptr(), [4], [1], DType.F8_E8M0, cpu)).dtype == torch.uint8
     with pytest.raises(ValueError, match="a stride for every dimension"):
         from_cuda_buffer(base.data_ptr(), [4], [], DType.F32, cpu)
+
+
+def test_low_level_names(tmp_path):
+    import os
+
+    from fastsafetensors import cpp
+
+    cpp.load_library_functions()
+    assert not (cpp.is_cuda_found() or cpp.is_hip_found() or cpp.is_cufile_found())
+    assert cpp.is_gds_supported(0) == 0 and cpp.is_gds_supported(-1) == -1
+    assert cpp.init_gds() == cpp.close_gds() == cpp.set_numa_node(0) == 0
+    assert cpp.get_alignment_size() == 4096
+    cpp.set_debug_log(False)
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(256)) * 64)
+    address = cpp.cpu_malloc(1 << 20)
+    assert address % 4096 == 0
+    buffer = cpp.gds_device_buffer(address, 1 << 20, False)
+    assert (buffer.get_base_address(), buffer.get_length()) == (address, 1 << 20)
+    fd = os.open(path, os.O_RDONLY)
+    reader = cpp.nogds_file_reader(False, 16, 4, False, 0)
+    numbers = [reader.submit_read(fd, buffer, 100 * i, 1000, 4096 * i) for i in range(8)]
+    for i, number in enumerate(numbers):
+        assert reader.wait_read(number) == address + 4096 * i
+        assert cpp.read_buffer(address + 4096 * i, 1000) == path.read_bytes()[100 * i :][:1000]
+    assert reader.wait_read(reader.submit_read(fd, buffer, 16000, 1000, 0)) == 0  # short
+    os.close(fd)
+    assert reader.wait_read(reader.submit_read(fd, buffer, 0, 1000, 0)) == 0  # closed
+    with pytest.raises(IndexError):
+        reader.wait_read(99)
+    with pytest.raises(ValueError, match="do not fit"):
+        reader.submit_read(fd, buffer, 0, 1 << 20, 1)
+    direct = cpp.gds_file_reader(4, False, 0)
+    handle = cpp.gds_file_handle(str(path), False, False)
+    assert direct.wait_read(direct.submit_read(handle, buffer, 0, 1 << 20, 0, 16384)) == 16384
+    assert cpp.read_buffer(address, 16384) == path.read_bytes()
+    spare = cpp.gds_device_buffer(cpp.cpu_malloc(4096), 4096, False)
+    assert buffer.memmove(0, 5, spare, 10) == 0
+    assert cpp.read_buffer(address, 10) == bytes(range(5, 15))
+    assert buffer.memmove(0, 5, spare, 1 << 30) == -1
+    assert buffer.cufile_register(0, 4096) == buffer.cufile_deregister(0) == 0
+    with pytest.raises(RuntimeError, match="error = 2"):
+        cpp.gds_file_handle(str(tmp_path / "none"), False, False)
+    for call in (lambda: cpp.gpu_malloc(16), lambda: cpp.gds_device_buffer(address, 1, True)):
+        with pytest.raises(RuntimeError, match="gds"):
+            call()
+    cpp.cpu_free(address)
+    cpp.cpu_free(address)

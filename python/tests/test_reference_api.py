@@ -312,6 +312,20 @@ def test_from_many_threads_and_after_fork(model, torch):
     assert os.waitpid(child, 0)[1] == 0
 
 
+def load_in_a_worker(path):
+    """Sum of a tensor's elements: run in another process."""
+    return float(fastsafetensors.torch.load_file(path)["large"].double().sum())
+
+
+def test_spawn(model, torch):
+    import multiprocessing
+
+    path, tensors = model
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        sums = pool.map(load_in_a_worker, [path] * 4)
+    assert sums == [float(tensors["large"].double().sum())] * 4
+
+
 def test_modules_offer_the_same_names():
     import safetensors.numpy
     import safetensors.torch
