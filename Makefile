@@ -79,7 +79,7 @@ dist: $(VENV)/.test-ready
 	@ls -l dist
 
 bench: all $(VENV)/.test-ready $(VENV)/.package-ready
-	@$(BIN)/python -m fastsafetensors.bench$(if $(SAVE),_save) $(BENCH_ARGS)
+	@$(BIN)/python -m fastsafetensors.bench$(if $(SAVE),_save,$(if $(LAYERS),_layers)) $(BENCH_ARGS)
 
 fuzz: $(VENV)/.build-ready
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)

@@ -12,6 +12,24 @@
     from fastsafetensors import SafeTensorsFileLoader
     tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
 
+Going through a model that is read ahead, file by file, alone or in a torch.distributed group:
+
+    from fastsafetensors import ParallelLoader, SingleGroup
+    for name, tensor in ParallelLoader(SingleGroup(), sorted_files, device="cpu").iterate_weights():
+        ...
+
+A model's own parameters are filled in place, without a second copy of the model:
+
+    from fastsafetensors.torch import load_model, save_model
+    missing, unexpected = load_model(model, "model.safetensors")
+
+Whole programs, unchanged: ``fastsafetensors.compat.install()`` puts this package in place of
+``safetensors`` for the process. Training programs: ``help(fastsafetensors.fast_loading)`` (sharded
+folders, caches of embeddings). Errors: SafetensorError for bad files and names (with ``tag``,
+``file``, ``tensor`` and ``byte_offset``), OSErrors of their kind for what the system refuses.
+What happened in a load, and why: ``SafeTensorsFileLoader(path).stats``, and on the command line
+``fastsafetensors engines FILE``.
+
 A path is a file, an index (``*.safetensors.index.json``) or a folder; where one model is opened, a
 list of files does as well. Tensors own their memory: nothing that is closed invalidates them.
 Importing this package imports no framework.

@@ -23,6 +23,10 @@ class ArrayFront:
         """One of the framework's own of a tensor's values."""
         return self._make(_numpy.wrap(tensor))
 
+    def make_item(self, loader: Any, index: int) -> Any:
+        """Item `index` of a load, once its bytes are there."""
+        return self.wrap(loader.item(index))
+
     def export(self, loader: Any) -> dict[str, Any]:
         """All tensors of a load."""
         tensors: dict[str, Any] = loader.export(self.wrap, self.wrap, 0)

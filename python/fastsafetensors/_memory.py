@@ -11,9 +11,8 @@ from typing import Any
 from ._core import Model, error_class
 
 
-@contextlib.contextmanager
-def open_bytes(data: Any) -> Iterator[Model]:
-    """Open the bytes of a file as a model.
+def model_of_bytes(data: Any) -> Model:
+    """Open the bytes of a file as a model, which the caller closes.
 
     They are copied once, to a nameless file in memory; tensors can then be views of that. Anything
     that gives its bytes is taken (bytes, bytearray, memoryview, mmap).
@@ -30,14 +29,20 @@ def open_bytes(data: Any) -> Iterator[Model]:
         while done < len(view):
             done += os.write(fd, view[done : done + (64 << 20)])
         try:
-            model = Model(f"/proc/self/fd/{fd}")
+            return Model(f"/proc/self/fd/{fd}")
         except error_class() as error:
             begin = "Error while deserializing"
             text = str(error).replace(f"{begin} header", begin)
             raise type(error)(text.replace(f"/proc/self/fd/{fd}", "memory")) from None
-        try:
-            yield model
-        finally:
-            model.close()
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def open_bytes(data: Any) -> Iterator[Model]:
+    """Open the bytes of a file as a model, for a while."""
+    model = model_of_bytes(data)
+    try:
+        yield model
+    finally:
+        model.close()

@@ -30,6 +30,10 @@ _FRAMEWORKS = {
     "paddle": "paddle",
 }
 _DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?")
+# A load of its own costs several times what making a tensor does: after this many of such small
+# tensors one map serves all further ones. Larger ones are looked up in the page cache each.
+_SMALL_BYTES = 64 << 10
+_MANY_SMALL_READS = 256
 _BACKENDS = {"mmap": "auto", "pread": "load"}
 
 
@@ -112,6 +116,8 @@ class safe_open:  # noqa: N801 - the name that programs know
         self._is_torch = name == "torch"
         self._adapter: Any = importlib.import_module(f"fastsafetensors.{name}")
         self._model = Model(filename)
+        self._small_reads = 0
+        self._views: Any = None
 
     def __enter__(self) -> safe_open:
         """Return the object itself."""
@@ -128,6 +134,9 @@ class safe_open:  # noqa: N801 - the name that programs know
 
     def close(self) -> None:
         """Close the files; tensors stay valid, and closing twice is fine."""
+        views, self._views = self._views, None
+        if views is not None:
+            views.close()
         self._model.close()
 
     def keys(self) -> list[str]:
@@ -179,14 +188,27 @@ class safe_open:  # noqa: N801 - the name that programs know
     def _read(self, item: str | tuple[str, list[int], list[int]]) -> Any:
         loader = self._model.load([item], mode=self._mode)
         try:
-            return self._place(self._adapter.wrap(next(loader)))
+            return self._place(self._adapter.make_item(loader, 0))
         finally:
             loader.close()
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor. SafetensorError names close matches when there is none."""
-        self._find(name)
+        index = self._find(name)
+        if self._mode == "auto" and self._model.nbytes(index) <= _SMALL_BYTES:
+            return self._view(index, name)
         return self._read(name)
+
+    def _view(self, index: int, name: str) -> Any:
+        """Return a small tensor: once many were asked for, as an item of a map of them all."""
+        views = self._views
+        if views is None:
+            self._small_reads += 1
+            if self._small_reads < max(_MANY_SMALL_READS, len(self._model) >> 4):
+                return self._read(name)
+            # Two threads may both make one; the tensors of either are as good.
+            views = self._views = self._model.load(mode="map")
+        return self._place(self._adapter.make_item(views, index))
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all tensors: {name: tensor} in file order."""

@@ -49,10 +49,10 @@ def depth_of(queue_size: int, ranks: int) -> int:
     return (1 if queue_size < 0 else queue_size + 2) + (1 if ranks > 1 else 0)
 
 
-def cut_runs(metadata: Any, names: Sequence[str], limit: int | None) -> list[list[str]]:
+def cut_runs(metadata: Any, names: list[str], limit: int | None) -> list[list[str]]:
     """Runs of consecutive tensors that span at most `limit` bytes of the file."""
     if limit is None:
-        return [list(names)] if names else []
+        return [names] if names else []
     runs: list[list[str]] = []
     begin = end = 0
     for name in names:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ._core import Model, error_class
-from ._memory import open_bytes
+from ._memory import model_of_bytes
 from .st_types import DTYPE_SIZES, Device, DType
 
 __all__ = [
@@ -139,6 +138,75 @@ class TensorFrame:
         return TensorFrame(self.dtype, shape, list(self.data_offsets), strides, offsets, True)
 
 
+class FileFrames(Mapping[str, TensorFrame]):
+    """{name: TensorFrame} of one file, by offset; a frame is made when it is asked for."""
+
+    def __init__(self, model: Model, header_length: int) -> None:
+        """Read the names."""
+        self._model = model
+        self._header_length = header_length
+        self.names = model.names()
+        self._made: dict[str, TensorFrame] = {}
+
+    def __getitem__(self, name: str) -> TensorFrame:
+        """Return a tensor's frame, the same each time. KeyError for an unknown name."""
+        frame = self._made.get(name)
+        if frame is None:
+            index = self._model.find(name) if isinstance(name, str) else -1
+            if index < 0:
+                raise KeyError(name)
+            dtype, shape, size, _, offset = self._model.info(index)
+            begin = offset - self._header_length
+            entry = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size]}
+            frame = self._made.setdefault(name, TensorFrame.from_buffer(entry))
+        return frame
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether the file has a tensor of that name."""
+        return isinstance(name, str) and self._model.find(name) >= 0
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self.names)
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a tensor in the file."""
+        return self._model.nbytes(self._model.find(name))
+
+
+class LoaderFrames(Mapping[str, TensorFrame]):
+    """The frames of several files; of a name in two of them, the last one's."""
+
+    def __init__(self) -> None:
+        """Begin without files."""
+        self._files: list[FileFrames] = []
+
+    def add(self, frames: FileFrames) -> None:
+        """Add a file's."""
+        self._files.append(frames)
+
+    def __getitem__(self, name: str) -> TensorFrame:
+        """Return a tensor's frame."""
+        for frames in reversed(self._files):
+            if name in frames:
+                return frames[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names in the order of registration."""
+        if len(self._files) == 1:
+            return iter(self._files[0])
+        return iter(dict.fromkeys(name for frames in self._files for name in frames))
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(list(iter(self)))
+
+
 class SafeTensorsMetadata:
     """A file's header.
 
@@ -152,12 +220,7 @@ class SafeTensorsMetadata:
         _, self.size_bytes, self.header_length, _, _ = model.file(0)
         self.src = src
         self.metadata: Any = model.metadata(0) or ""
-        self.tensors: OrderedDict[str, TensorFrame] = OrderedDict()
-        for index, name in enumerate(model.names()):
-            dtype, shape, size, _, offset = model.info(index)
-            begin = offset - self.header_length
-            entry = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size]}
-            self.tensors[name] = TensorFrame.from_buffer(entry)
+        self.tensors = FileFrames(model, self.header_length)
         self.aligned = self.header_length % 8 == 0
         self.model = model
 
@@ -179,8 +242,7 @@ class SafeTensorsMetadata:
         cls, addr: int, length: int, name: str, framework_op: Any = None
     ) -> SafeTensorsMetadata:
         """Read a header from memory that holds the whole file."""
-        with open_bytes((ctypes.c_char * length).from_address(addr)) as model:
-            return cls(model, name)
+        return cls(model_of_bytes((ctypes.c_char * length).from_address(addr)), name)
 
     def select_byte_ranges(
         self, keep: Callable[[str], bool], merge_gap: int = 4096
@@ -202,8 +264,7 @@ class SafeTensorsMetadata:
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""
-        begin, end = self.tensors[name].data_offsets
-        return end - begin
+        return self.tensors.nbytes(name)
 
 
 def open_model(path: str, shown: str | None = None) -> Model:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import difflib
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,18 +21,33 @@ class LoadedFile:
         self.rank = rank
         self.names = names
         self.loader: Any = None  # a load in progress or finished, of our own pipeline
-        self._indices = {name: index for index, name in enumerate(names)}
+        self._indices = dict(zip(names, range(len(names)), strict=True))
+        self.raws: dict[str, Any] = {}
         self.tensors: dict[str, TensorBase] = {}
-        self._lock = threading.Lock()
+
+    def raw(self, name: str, framework: FrameworkOpBase) -> Any:
+        """Return a tensor of the framework, made when it is first asked for, the same ever after.
+
+        Of threads that ask at once one makes what all get.
+        """
+        found = self.raws.get(name)
+        if found is not None:
+            return found
+        if name in self.tensors:  # from a reader of the caller's own
+            return self.tensors[name].get_raw()
+        loader = self.loader
+        if loader is None:
+            raise error_class()("the buffer is closed")
+        return self.raws.setdefault(name, framework.make(loader, self._indices[name]))
 
     def get(self, name: str, framework: FrameworkOpBase) -> TensorBase:
-        """Return a tensor: made when it is first asked for, the same object ever after."""
-        with self._lock:
-            if name not in self.tensors:
-                if self.loader is None:
-                    raise error_class()("the buffer is closed")
-                self.tensors[name] = framework.wrap(self.loader.item(self._indices[name]))
-            return self.tensors[name]
+        """Return the same tensor as a TensorBase."""
+        found = self.tensors.get(name)
+        if found is None:
+            raw = self.raw(name, framework)
+            dtype = DType(self.loader.item(self._indices[name]).dtype)
+            found = self.tensors.setdefault(name, framework.adopt(raw, dtype))
+        return found
 
     def close(self) -> None:
         """Let go of the load and its tensors; those handed out stay valid."""
@@ -41,6 +55,7 @@ class LoadedFile:
             self.loader.close()
         self.loader = None
         self.tensors = {}
+        self.raws = {}
 
 
 def _to_dtype(dtype: Any, framework: FrameworkOpBase) -> DType:
@@ -79,12 +94,16 @@ class FilesBufferOnDevice:
         self.key_to_rank_lidx: dict[str, tuple[int, int]] = {}
         for rank in sorted(rank_loaders):
             for index, file in enumerate(rank_loaders[rank]):
-                for name in file.names:
-                    if name in self.key_to_rank_lidx:
-                        raise ValueError(
-                            f"FilesBufferOnDevice: key {name} must be unique among files"
-                        )
-                    self.key_to_rank_lidx[name] = (rank, index)
+                if self.key_to_rank_lidx:
+                    self._check_unique(file.names)
+                self.key_to_rank_lidx.update(dict.fromkeys(file.names, (rank, index)))
+        # In a group of one, on the CPU, a tensor is handed out as the loader made it.
+        self._plain = pg.size() == 1 and self.device.is_cpu
+
+    def _check_unique(self, names: list[str]) -> None:
+        for name in names:
+            if name in self.key_to_rank_lidx:
+                raise ValueError(f"FilesBufferOnDevice: key {name} must be unique among files")
 
     def _file(self, name: str) -> tuple[int, LoadedFile]:
         if self._closed:
@@ -131,11 +150,14 @@ class FilesBufferOnDevice:
             self.pg.broadcast(tensor, owner)
         return tensor
 
-    def get_run(self, names: list[str]) -> list[Any]:
-        """Return tensors of one file on all ranks, by one collective where the framework can."""
-        owner, file = self._file(names[0])
+    def get_run(self, names: list[str]) -> Iterable[Any]:
+        """Return tensors of one file on all ranks, by one collective where the framework can.
+
+        In a group of one they are made as the caller iterates.
+        """
         if self.pg.size() == 1 or len(names) == 1:
-            return [self.get_tensor(name) for name in names]
+            return map(self.get_tensor, names)
+        owner, file = self._file(names[0])
         mine = self.pg.rank() == owner
         owned = [file.get(name, self.framework) for name in names] if mine else None
         frames = [file.metadata.tensors[name] for name in names]
@@ -152,6 +174,8 @@ class FilesBufferOnDevice:
 
     def get_tensor(self, name: str, device: Any = None, dtype: Any = DType.AUTO) -> Any:
         """Return a tensor of the framework. ValueError names an unknown one."""
+        if self._plain and device is None and dtype is DType.AUTO:
+            return self._file(name)[1].raw(name, self.framework)
         return self.get_tensor_wrapped(name, device, dtype).get_raw()
 
     def _part(self, name: str, dim: int) -> TensorBase:

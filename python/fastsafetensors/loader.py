@@ -11,7 +11,7 @@ from typing import Any
 from ._core import Model, error_class
 from ._progress import wait
 from ._types import Paths
-from .common import SafeTensorsMetadata, SingleGroup, TensorFrame, device_of
+from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
 from .file_buffer import FilesBufferOnDevice, LoadedFile
 from .frameworks import get_framework_op
@@ -103,7 +103,7 @@ class BaseSafeTensorsFileLoader:
         self.copier_constructor = create_copier_constructor(copier_type, self.device, **kwargs)
         self.copier_class = get_copier_class(copier_type)
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
-        self.frames: dict[str, TensorFrame] = {}
+        self.frames = LoaderFrames()
         self._filter: Callable[[str], bool] | None = None
         self._closed = False
 
@@ -144,7 +144,7 @@ class BaseSafeTensorsFileLoader:
             return
         metadata = SafeTensorsMetadata.from_file(path, self.framework)
         self.meta[path] = (metadata, rank)
-        self.frames.update(metadata.tensors)
+        self.frames.add(metadata.tensors)
 
     def set_tensor_filter(self, keep: Callable[[str], bool] | None) -> None:
         """Load only names that `keep` says yes to; None: all."""
@@ -167,7 +167,9 @@ class BaseSafeTensorsFileLoader:
     def _make_files(self) -> dict[int, list[LoadedFile]]:
         files: dict[int, list[LoadedFile]] = {}
         for _, (metadata, rank) in sorted(self.meta.items(), key=lambda item: os.fspath(item[0])):
-            names = [name for name in metadata.tensors if self._keeps(name)]
+            names = metadata.tensors.names
+            if self._filter is not None:
+                names = [name for name in names if self._keeps(name)]
             files.setdefault(rank, []).append(LoadedFile(metadata, rank, names))
         return files
 
@@ -177,7 +179,10 @@ class BaseSafeTensorsFileLoader:
             return
         if is_built_in(self.copier_type):
             wish = None if dtype is DType.AUTO else dtype.value
-            file.loader = file.metadata.model.load(file.names, mode="load", dtype=wish)
+            whole = file.names is file.metadata.tensors.names
+            file.loader = file.metadata.model.load(
+                None if whole else file.names, mode="load", dtype=wish
+            )
             return
         copier = self.copier_constructor(file.metadata, self.device, self.framework)
         if self._filter is not None:
@@ -226,7 +231,7 @@ class BaseSafeTensorsFileLoader:
     def reset(self) -> None:
         """Forget the files; the loader can be used again."""
         self.meta = {}
-        self.frames = {}
+        self.frames = LoaderFrames()
 
     def close(self) -> None:
         """Forget the files; buffers and tensors stay valid. Twice is fine."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as _np
@@ -46,6 +47,14 @@ _FORMAT_NAMES = {
 }
 
 
+@cache
+def _ml_dtype(name: str) -> Any:
+    """Return a dtype of the ml_dtypes package."""
+    import ml_dtypes
+
+    return _np.dtype(getattr(ml_dtypes, name))
+
+
 def wrap(tensor: Tensor) -> Any:
     """A numpy array on the memory of `tensor`: no bytes are copied.
 
@@ -60,18 +69,23 @@ def wrap(tensor: Tensor) -> Any:
     if name is None:
         return array
     try:
-        import ml_dtypes
+        dtype = _ml_dtype(name)
     except ImportError as error:
         raise ImportError(
             f"tensor {tensor.name!r} is {tensor.dtype}, which numpy lacks: pip install ml_dtypes"
         ) from error
-    return array.view(getattr(ml_dtypes, name))
+    return array.view(dtype)
 
 
 def export(loader: Any) -> dict[str, Any]:
     """All tensors of a load as {name: numpy array}."""
     tensors: dict[str, Any] = loader.export(wrap, wrap, 0)
     return tensors
+
+
+def make_item(loader: Any, index: int) -> Any:
+    """Item `index` of a load as an array, once its bytes are there."""
+    return wrap(loader.item(index))
 
 
 def load_file(

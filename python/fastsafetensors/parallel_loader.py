@@ -137,7 +137,8 @@ class PipelineParallel:
             self._plan()
 
     def _names(self, metadata: SafeTensorsMetadata) -> list[str]:
-        return [name for name in metadata.tensors if self._filter is None or self._filter(name)]
+        names = metadata.tensors.names
+        return names if self._filter is None else [name for name in names if self._filter(name)]
 
     def _plan(self) -> list[Batch]:
         """Read all headers and cut the batches."""
@@ -204,14 +205,17 @@ class PipelineParallel:
             self._open.append((waiting.popleft(), buffer))
 
     def _batch_runs(self, batch: Batch) -> Iterator[list[str]]:
-        """Neighbours in a file that share a collective; one by one in a group of one."""
+        """Neighbours in a file that share a collective; a whole file in a group of one."""
         single = self._local or self.pg.size() == 1
         for path, names in batch.parts.values():
+            if single:
+                yield names
+                continue
             metadata, run, size = self._metadata[path], list[str](), 0
             for name in names:
                 nbytes = metadata.tensor_bytes(name)
                 full = len(run) >= self._run_tensors or size + nbytes > self._run_bytes
-                if run and (single or full):
+                if run and full:
                     yield run
                     run, size = [], 0
                 run.append(name)

@@ -28,6 +28,6 @@ def _to_array(value: Any) -> Any:
 
 
 _front = ArrayFront(_make, _to_array)
-wrap, export = _front.wrap, _front.export
+wrap, export, make_item = _front.wrap, _front.export, _front.make_item
 load_file, load = _front.load_file, _front.load
 save_file, save = _front.save_file, _front.save

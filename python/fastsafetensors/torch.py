@@ -89,6 +89,11 @@ def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
+def make_item(loader: Any, index: int) -> Any:
+    """Item `index` of a load as a torch tensor, once its bytes are there."""
+    return loader.make(index, _import_capsule, wrap, capsule_mask())
+
+
 def load_file(
     filename: Paths,
     device: Any = "cpu",

@@ -12,6 +12,7 @@ typedef struct loader_object {
     PyObject_HEAD fst_loader *loader;
     int uses;      ///< calls that run without the GIL
     int is_closed; ///< the last use closes
+    int is_whole;  ///< every byte is in place: nothing waits any more
     /// How far the load is, for whoever waits with a progress callback.
     _Atomic uint64_t bytes_done, bytes_total;
     _Atomic size_t tensors_done, tensors_total;
@@ -300,7 +301,10 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
     fst_status status;
     for (;;) {
         Py_BEGIN_ALLOW_THREADS status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
-        Py_END_ALLOW_THREADS if (status == FST_OK) return tell_progress(object, progress);
+        Py_END_ALLOW_THREADS if (status == FST_OK) {
+            object->is_whole = 1;
+            return tell_progress(object, progress);
+        }
         if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0 || !tell_progress(object, progress)) {
             fst_loader_cancel(loader);
@@ -346,18 +350,29 @@ static PyObject *loader_iternext(PyObject *self) {
     return result;
 }
 
+/// Item `index`; NULL with an exception. The GIL is given up only where there is a wait.
+static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
+    fst_error error;
+    fst_tensor *tensor;
+    fst_status status;
+    if (((loader_object *)self)->is_whole) {
+        status = fst_loader_item(loader, index, &tensor, &error);
+    } else {
+        Py_BEGIN_ALLOW_THREADS status = fst_loader_item(loader, index, &tensor, &error);
+        Py_END_ALLOW_THREADS
+    }
+    if (status == FST_OK) return tensor;
+    fstpy_raise(state_of(self), &error);
+    return NULL;
+}
+
 static PyObject *loader_item(PyObject *self, PyObject *index_object) {
     size_t index = PyLong_AsSize_t(index_object);
     if (PyErr_Occurred()) return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
-    fst_error error;
-    fst_tensor *tensor;
-    fst_status status;
-    Py_BEGIN_ALLOW_THREADS status = fst_loader_item(loader, index, &tensor, &error);
-    Py_END_ALLOW_THREADS PyObject *result = status == FST_OK
-                                                ? fstpy_tensor_wrap(state_of(self), tensor)
-                                                : fstpy_raise(state_of(self), &error);
+    fst_tensor *tensor = take_item(self, loader, index);
+    PyObject *result = tensor == NULL ? NULL : fstpy_tensor_wrap(state_of(self), tensor);
     end_use(self);
     return result;
 }
@@ -412,6 +427,26 @@ static int export_item(PyObject *self, fst_loader *loader, size_t index, const e
     Py_XDECREF(value);
     Py_DECREF(name);
     return good;
+}
+
+/// make(index, importer, fallback, mask): one value, waiting for its bytes.
+static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "make() takes index, importer, fallback and mask");
+        return NULL;
+    }
+    size_t index = PyLong_AsSize_t(args[0]);
+    export_way way = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
+    if (PyErr_Occurred()) return NULL;
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    fst_tensor *tensor = take_item(self, loader, index);
+    fst_tensor_view view;
+    PyObject *result = NULL;
+    if (tensor != NULL && fst_tensor_view_get(tensor, &view, NULL) == FST_OK)
+        result = make_value(self, tensor, view.dtype, &way);
+    end_use(self);
+    return result;
 }
 
 static PyObject *loader_export(PyObject *self, PyObject *args) {
@@ -489,6 +524,8 @@ static PyMethodDef loader_methods[] = {
      "wait(progress=None): until every byte is in place, without the GIL. progress(bytes done, "
      "bytes in all, tensors done, tensors in all) is called ten times a second and at the end."},
     {"item", loader_item, METH_O, "Tensor `index` of the request, waiting for its bytes."},
+    {"make", (PyCFunction)(void (*)(void))loader_make, METH_FASTCALL,
+     "make(index, importer, fallback, mask): a tensor as export() would give it."},
     {"export", loader_export, METH_VARARGS,
      "export(importer, fallback, mask) -> {name: importer(capsule) or fallback(Tensor)}, "
      "once all is there; bit d of mask: dtype d goes to the importer."},

@@ -148,6 +148,17 @@ static PyObject *model_find(PyObject *self, PyObject *name) {
     return PyLong_FromSize_t(index);
 }
 
+static PyObject *model_nbytes(PyObject *self, PyObject *index_object) {
+    fst_model *model = model_of(self);
+    fst_error error;
+    fst_tensor_info info;
+    size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
+    if (model == NULL || PyErr_Occurred()) return NULL;
+    if (fst_model_tensor_info(model, index, &info, &error) != FST_OK)
+        return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    return PyLong_FromUnsignedLongLong(info.size_bytes);
+}
+
 static PyObject *model_info(PyObject *self, PyObject *index_object) {
     fst_model *model = model_of(self);
     fst_error error;
@@ -240,6 +251,7 @@ static PyGetSetDef model_getset[] = {
 static PyMethodDef model_methods[] = {
     {"names", model_names, METH_NOARGS, "Names of all tensors in file order: a new list."},
     {"find", model_find, METH_O, "Index of the tensor of that name, or -1."},
+    {"nbytes", model_nbytes, METH_O, "Bytes of tensor `index` in the file."},
     {"info", model_info, METH_O,
      "(dtype, shape, bytes, file index, offset from the start of the file) of tensor `index`."},
     {"metadata", model_metadata, METH_O, "__metadata__ of file `index`, or None without one."},

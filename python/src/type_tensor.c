@@ -142,6 +142,58 @@ static PyObject *tensor_dlpack_device(PyObject *self, PyObject *none) {
     return Py_BuildValue("(ii)", 1, 0);
 }
 
+/// numpy's struct of the same protocol: several times faster to take than the dictionary.
+/// https://numpy.org/doc/stable/reference/arrays.interface.html#c-struct-access
+typedef struct array_struct {
+    int two, rank;
+    char kind;
+    int item_bytes, flags;
+    Py_ssize_t *shape, *strides;
+    void *data;
+    PyObject *description;
+    Py_ssize_t numbers[]; ///< shape, then strides
+} array_struct;
+
+#define ARRAY_PACKED 0x1
+#define ARRAY_ALIGNED 0x100
+#define ARRAY_NATIVE 0x200
+#define ARRAY_WRITEABLE 0x400
+
+static void free_array_struct(PyObject *capsule) {
+    PyMem_Free(PyCapsule_GetPointer(capsule, NULL));
+}
+
+/// numpy keeps the Tensor itself alive, not the capsule.
+static PyObject *get_array_struct(PyObject *self, void *closure) {
+    (void)closure;
+    fst_tensor_view view = view_of(self);
+    const char *type = typestr_of(view.dtype);
+    // Sub-byte types are shown as their bytes, in one dimension.
+    Py_ssize_t bytes = (Py_ssize_t)view.size_bytes;
+    int is_flat = fst_dtype_bits(view.dtype) < 8, rank = is_flat ? 1 : (int)view.rank;
+    size_t size = sizeof(array_struct) + 2 * (size_t)rank * sizeof(Py_ssize_t);
+    array_struct *made = PyMem_Calloc(1, size);
+    if (made == NULL) return PyErr_NoMemory();
+    made->two = 2;
+    made->rank = rank;
+    made->kind = type[1];
+    made->item_bytes = type[2] - '0';
+    made->flags = ARRAY_PACKED | ARRAY_NATIVE | (view.writable ? ARRAY_WRITEABLE : 0) |
+                  ((uintptr_t)view.data % (uintptr_t)made->item_bytes == 0 ? ARRAY_ALIGNED : 0);
+    made->shape = made->numbers;
+    made->strides = made->numbers + rank;
+    made->data = view.data;
+    Py_ssize_t stride = made->item_bytes;
+    for (int i = rank - 1; i >= 0; i--) {
+        made->shape[i] = is_flat ? bytes : (Py_ssize_t)view.shape[i];
+        made->strides[i] = stride;
+        stride *= made->shape[i];
+    }
+    PyObject *capsule = PyCapsule_New(made, NULL, free_array_struct);
+    if (capsule == NULL) PyMem_Free(made);
+    return capsule;
+}
+
 static PyObject *tensor_repr(PyObject *self) {
     PyObject *name = get_name(self, NULL), *shape = get_shape(self, NULL);
     PyObject *text = name == NULL || shape == NULL
@@ -160,6 +212,7 @@ static PyGetSetDef tensor_getset[] = {
     {"nbytes", get_nbytes, NULL, "Size in bytes.", NULL},
     {"data_ptr", get_data_ptr, NULL, "Address of the first byte.", NULL},
     {"writable", get_writable, NULL, "Whether its memory may be written to.", NULL},
+    {"__array_struct__", get_array_struct, NULL, "numpy's array interface as a struct.", NULL},
     {"__array_interface__", get_array_interface, NULL, "numpy's array interface.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -58,3 +58,8 @@ fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed
              why_absent, why_resident);
     return FST_OK;
 }
+
+void fsti_io_choose_plain(fsti_io_choice *out) {
+    out->absent = out->resident = &fsti_io_engine_pread;
+    snprintf(out->reason, sizeof out->reason, "small: read at once by the thread that asks");
+}

@@ -92,6 +92,9 @@ typedef struct fsti_io_choice {
 fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed,
                           fsti_io_choice *out, fst_error *error);
 
+/// The choice for a read so small that probing would cost more than it can save: plain reads.
+void fsti_io_choose_plain(fsti_io_choice *out);
+
 /// Installs the SIGBUS guard once a process; false when that failed or somebody replaced it.
 bool fsti_io_guard_ready(void);
 /// Runs `work(context)`, which reads [begin, begin + size); false when a page there could not be

@@ -15,12 +15,20 @@
 /// Blocking reads need this many threads to keep a disk busy, however few the processors.
 #define BLOCKING_THREADS_MIN 4u
 
+static bool is_small(const fsti_job *job) {
+    return job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
+}
+
 static fst_status choose_engines(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t chosen_file = UINT32_MAX;
     for (size_t i = 0; i < plan->extent_count; i++) {
         uint32_t file = plan->extents[i].file;
         if (file == chosen_file || pipeline->choices[file].absent != NULL) continue;
+        if (is_small(&pipeline->job) && pipeline->job.engine == FST_ENGINE_AUTO) {
+            fsti_io_choose_plain(&pipeline->choices[file]);
+            continue;
+        }
         FST_TRY(fsti_io_choose(pipeline->job.files[file], pipeline->job.engine,
                                pipeline->job.guard_allowed, &pipeline->choices[file], error));
         chosen_file = file;
@@ -39,13 +47,14 @@ static void size_threads(fsti_pipeline *pipeline) {
         any_blocking |= !engine->is_async && !engine->is_mapped;
     }
     uint32_t threads = pipeline->job.thread_count;
-    if (threads == 0) {
+    // One chunk is one thread's work: a small load does not even ask what there is to use.
+    if (threads == 0 && plan->chunk_count > 1) {
         threads = (uint32_t)fsti_min(fsti_cpu_count(), THREAD_COUNT_DEFAULT_MAX);
         if (any_async && threads < 2) threads = 2; // one reads, one makes memory
         if (any_blocking && threads < BLOCKING_THREADS_MIN) threads = BLOCKING_THREADS_MIN;
     }
     threads = (uint32_t)fsti_min(threads, THREAD_COUNT_MAX);
-    threads = (uint32_t)fsti_min(threads, fsti_max(plan->chunk_count, 1));
+    threads = (uint32_t)fsti_min(fsti_max(threads, 1), fsti_max(plan->chunk_count, 1));
     pipeline->thread_count = threads;
     pipeline->lane_count = !any_async ? 0 : threads >= 8 ? 2 : 1;
     if (any_async && pipeline->lane_count > threads) pipeline->lane_count = threads;
@@ -157,10 +166,9 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
         }
     }
     if (status == FST_OK) {
-        bool small = job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
         if (!has_work)
             finish_views(pipeline);
-        else if (small)
+        else if (is_small(job))
             fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
         else
             status = start_threads(pipeline, error);

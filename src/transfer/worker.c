@@ -61,9 +61,11 @@ static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *e
                             fst_error *error) {
     uint32_t depth = engine->is_async ? RING_DEPTH : 1;
     FST_TRY(engine->lane_open(depth, &lane->handle, error));
+    // A small load needs no slot of full size.
+    uint64_t planned = fsti_align_up(self->pipeline->job.plan->bytes_planned, FSTI_IO_PAGE_BYTES);
+    uint64_t slot_bytes = fsti_min(RING_BLOCK_BYTES, planned) + 2 * FSTI_IO_PAGE_BYTES;
     if (!engine->is_mapped) {
-        fst_status status = fsti_buffer_arena(depth * (RING_BLOCK_BYTES + 2 * FSTI_IO_PAGE_BYTES),
-                                              &lane->slots, error);
+        fst_status status = fsti_buffer_arena(depth * slot_bytes, &lane->slots, error);
         if (status != FST_OK) {
             engine->lane_close(lane->handle);
             lane->handle = NULL;
@@ -75,8 +77,7 @@ static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *e
     lane->depth = depth;
     for (uint32_t i = 0; i < depth; i++) {
         io_block *block = &lane->blocks[i];
-        if (lane->slots != NULL)
-            block->slot = lane->slots->data + i * (RING_BLOCK_BYTES + 2 * FSTI_IO_PAGE_BYTES);
+        if (lane->slots != NULL) block->slot = lane->slots->data + i * slot_bytes;
         block->next_free = lane->free_blocks;
         lane->free_blocks = block;
     }

@@ -123,6 +123,14 @@ class FrameworkOpBase(ABC):
     def get_name(self) -> str:
         """Return "pytorch" or "paddle"."""
 
+    def make(self, loader: Any, index: int) -> Any:
+        """Make a tensor of the framework of item `index` of a load, waiting for its bytes."""
+        return self.wrap(loader.item(index)).get_raw()
+
+    @abstractmethod
+    def adopt(self, raw: Any, dtype: DType) -> TensorBase:
+        """Wrap a tensor that make() made; dtype: the format's."""
+
     @abstractmethod
     def wrap(self, tensor: Any) -> TensorBase:
         """Make a tensor of one of ours, on its memory."""

@@ -168,6 +168,10 @@ class PaddleOp(FrameworkOpBase):
         real = paddle.to_tensor(array, dtype=dtype_convert[dtype], place="cpu")
         return PaddleTensor(Device.from_str("cpu"), dtype, real)
 
+    def adopt(self, raw: Any, dtype: DType) -> PaddleTensor:
+        """Wrap a tensor of make()."""
+        return PaddleTensor(Device.from_str("cpu"), dtype, raw)
+
     def wrap_tensor(self, tensor: Any) -> PaddleTensor:
         """Wrap a paddle tensor."""
         place = str(getattr(tensor, "place", "cpu"))

@@ -11,6 +11,7 @@ from .._core import live_buffers
 from .._torch_state import TORCH_NAMES
 from ..common import SingleGroup
 from ..st_types import Device, DType
+from ..torch import make_item
 from ..torch import wrap as wrap_core
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
 
@@ -20,6 +21,7 @@ dtype_convert: dict[DType, torch.dtype] = {
     for name, torch_name in TORCH_NAMES.items()
     if hasattr(torch, torch_name)
 }
+_CPU = Device.from_str("cpu")
 _BACK = {dtype: ours for ours, dtype in dtype_convert.items()}
 
 
@@ -160,7 +162,15 @@ class TorchOp(FrameworkOpBase):
 
     def wrap(self, tensor: Any) -> TorchTensor:
         """Make a torch tensor on the memory of one of ours."""
-        return TorchTensor(Device.from_str("cpu"), DType(tensor.dtype), wrap_core(tensor))
+        return TorchTensor(_CPU, DType(tensor.dtype), wrap_core(tensor))
+
+    def make(self, loader: Any, index: int) -> torch.Tensor:
+        """Make a torch tensor of item `index` of a load."""
+        return make_item(loader, index)
+
+    def adopt(self, raw: torch.Tensor, dtype: DType) -> TorchTensor:
+        """Wrap a tensor of make()."""
+        return TorchTensor(_CPU, dtype, raw)
 
     def wrap_tensor(self, tensor: torch.Tensor) -> TorchTensor:
         """Wrap a torch tensor."""
