@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from ._core import Model, error_class
+from ._readahead import ReadAhead
 from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
 
@@ -30,10 +31,6 @@ _FRAMEWORKS = {
     "paddle": "paddle",
 }
 _DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?")
-# A load of its own costs several times what making a tensor does: after this many of such small
-# tensors one map serves all further ones. Larger ones are looked up in the page cache each.
-_SMALL_BYTES = 64 << 10
-_MANY_SMALL_READS = 256
 _BACKENDS = {"mmap": "auto", "pread": "load"}
 
 
@@ -116,8 +113,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         self._is_torch = name == "torch"
         self._adapter: Any = importlib.import_module(f"fastsafetensors.{name}")
         self._model = Model(filename)
-        self._small_reads = 0
-        self._views: Any = None
+        self._ahead = ReadAhead(self._model, self._mode)
 
     def __enter__(self) -> safe_open:
         """Return the object itself."""
@@ -134,9 +130,7 @@ class safe_open:  # noqa: N801 - the name that programs know
 
     def close(self) -> None:
         """Close the files; tensors stay valid, and closing twice is fine."""
-        views, self._views = self._views, None
-        if views is not None:
-            views.close()
+        self._ahead.close()
         self._model.close()
 
     def keys(self) -> list[str]:
@@ -194,21 +188,22 @@ class safe_open:  # noqa: N801 - the name that programs know
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor. SafetensorError names close matches when there is none."""
-        index = self._find(name)
-        if self._mode == "auto" and self._model.nbytes(index) <= _SMALL_BYTES:
-            return self._view(index, name)
-        return self._read(name)
+        return self._take(self._find(name), name)
 
-    def _view(self, index: int, name: str) -> Any:
-        """Return a small tensor: once many were asked for, as an item of a map of them all."""
-        views = self._views
-        if views is None:
-            self._small_reads += 1
-            if self._small_reads < max(_MANY_SMALL_READS, len(self._model) >> 4):
-                return self._read(name)
-            # Two threads may both make one; the tensors of either are as good.
-            views = self._views = self._model.load(mode="map")
-        return self._place(self._adapter.make_item(views, index))
+    def _take(self, index: int, name: str) -> Any:
+        """Return a whole tensor: of those that are read ahead, else by a read of its own."""
+        found = self._ahead.take(index)
+        if found is None:
+            return self._read(name)
+        return self._place(self._adapter.make_item(*found))
+
+    def read_ahead(self, threads: int = 0) -> None:
+        """Tell that all tensors will be asked for, one by one and about in order.
+
+        The first one then begins to read what comes after it. Without this call that begins when
+        some tensors were asked for in order. threads: of a load, 0: as many as there may be.
+        """
+        self._ahead = ReadAhead(self._model, self._mode, threads, eager=True)
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all tensors: {name: tensor} in file order."""
@@ -346,6 +341,7 @@ class TensorSlice:
         """Made by safe_open.get_slice()."""
         self._file = file
         self._name = name
+        self._index = index
         self._dtype, self._shape, *_ = file._model.info(index)
 
     def get_shape(self) -> list[int]:
@@ -366,6 +362,8 @@ class TensorSlice:
         whole = self._dtype in ("F4", "F6_E2M3", "F6_E3M2")
         plan = (plan_torch if self._file._is_torch else plan_numpy)(parts, self._shape)
         if plan is None or whole:
-            return self._file._read(self._name)[key]
+            return self._file._take(self._index, self._name)[key]
+        if plan.rest is None and list(plan.end) == list(self._shape) and not any(plan.begin):
+            return self._file._take(self._index, self._name)
         result = self._file._read((self._name, plan.begin, plan.end))
         return result[plan.rest] if plan.rest is not None else result

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faster ``from_pretrained``: the safetensors reads of libraries, done by this package.
+
+    from fastsafetensors.integrations import accelerate_from_pretrained
+
+    with accelerate_from_pretrained():                  # for a while
+        model = AutoModel.from_pretrained(folder)
+
+    @accelerate_from_pretrained()                       # for a function
+    def load(): ...
+
+    accelerate_from_pretrained().enable()               # for the process; .disable() ends it
+
+Works with what reads through the safetensors package: transformers, diffusers, peft, accelerate,
+timm. Device maps, dtypes and everything else are the library's own, and the tensors are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ._open import TensorSlice, safe_open
+
+__all__ = ["Acceleration", "accelerate_from_pretrained"]
+
+# Libraries whose modules bind the reference's functions under names of their own.
+LIBRARIES = ("transformers", "diffusers", "peft", "accelerate", "timm")
+
+# What is replaced in the reference's own modules.
+_TARGETS = {
+    "safetensors": ("safe_open",),
+    "safetensors.torch": ("load_file", "load", "load_model"),
+}
+
+
+class _State:
+    """The process's switch: how many are on, what was put where, and whether we have warned."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.depth = 0
+        self.threads = 0
+        self.mode: str | None = None
+        self.reads = 0  # files opened or loaded by this package while switched on
+        self.warned = False
+        self.wrappers: dict[int, tuple[Any, Any]] = {}  # id of original: (original, wrapper)
+        self.replaced: list[tuple[ModuleType, str, Any]] = []
+        # Modules of the libraries that were looked through, and the globals found in them.
+        self.scanned: set[str] = set()
+        self.places: list[tuple[ModuleType, str]] = []
+
+
+_state = _State()
+
+
+def _warn(error: BaseException) -> None:
+    if not _state.warned:
+        _state.warned = True
+        warnings.warn(
+            f"fastsafetensors could not do a read and left it to safetensors: {error!r}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _try(ours: Callable[[], Any], original: Callable[[], Any]) -> Any:
+    """Do it our way; on any error the original's, with its result or its error."""
+    try:
+        return ours()
+    except Exception as error:
+        result = original()
+        _warn(error)
+        return result
+
+
+class _Slice:
+    """A slice of an accelerated file."""
+
+    def __init__(self, ours: TensorSlice, original: Callable[[], Any]) -> None:
+        self._ours = ours
+        self._original = original
+
+    def get_shape(self) -> list[int]:
+        """Shape in elements."""
+        return self._ours.get_shape()
+
+    def get_dtype(self) -> str:
+        """Return the format's name of the dtype."""
+        return self._ours.get_dtype()
+
+    def __getitem__(self, key: Any) -> Any:
+        """Read a part."""
+        return _try(lambda: self._ours[key], lambda: self._original()[key])
+
+
+class _File:
+    """An accelerated safe_open: ours, with the original at hand when ours fails."""
+
+    def __init__(self, ours: safe_open, original: Callable[[], Any]) -> None:
+        self._ours = ours
+        self._open_original = original
+        self._fallback: Any = None
+        self._closed = False
+
+    def _original(self) -> Any:
+        if self._fallback is None and not self._closed:
+            self._fallback = self._open_original().__enter__()
+        return self._fallback
+
+    def get_tensor(self, name: str) -> Any:
+        """Read a tensor."""
+        return _try(
+            lambda: self._ours.get_tensor(name), lambda: self._original().get_tensor(name)
+        )
+
+    def get_slice(self, name: str) -> Any:
+        """Return what reads only what it is indexed with."""
+        return _try(
+            lambda: _Slice(self._ours.get_slice(name), lambda: self._original().get_slice(name)),
+            lambda: self._original().get_slice(name),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is our safe_open's."""
+        return getattr(self._ours, name)
+
+    def __enter__(self) -> _File:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        """Close the files; tensors stay valid."""
+        self._closed = True
+        self._ours.close()
+        if self._fallback is not None:
+            self._fallback.__exit__(*failure)
+            self._fallback = None
+
+
+def _wrap_open(original: Any) -> Any:
+    @functools.wraps(original, updated=())
+    def open_file(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
+        def theirs() -> Any:
+            return original(filename, framework, device, **options)
+
+        if not _state.depth:
+            return theirs()
+
+        def ours() -> Any:
+            file = safe_open(filename, framework, device, mode=_state.mode, **options)
+            file.read_ahead(_state.threads)
+            _state.reads += 1
+            return _File(file, theirs)
+
+        return _try(ours, theirs)
+
+    return open_file
+
+
+def _wrap_function(original: Any) -> Any:
+    name = original.__name__
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _state.depth:
+            return original(*args, **kwargs)
+
+        def ours() -> Any:
+            from . import torch as fst_torch
+
+            options = dict(kwargs)
+            if name == "load_file" and _state.mode is not None:
+                options["mode"] = _state.mode
+            if name in ("load_file", "load_model") and _state.threads:
+                options["threads"] = _state.threads
+            result = getattr(fst_torch, name)(*args, **options)
+            _state.reads += 1
+            return result
+
+        return _try(ours, lambda: original(*args, **kwargs))
+
+    return call
+
+
+def _wrapper_of(name: str, original: Any) -> Any:
+    known = _state.wrappers.get(id(original))
+    if known is None:
+        wrapper = _wrap_open(original) if name == "safe_open" else _wrap_function(original)
+        known = _state.wrappers[id(original)] = (original, wrapper)
+    return known[1]
+
+
+def _find_places() -> None:
+    """Find the globals of the libraries' modules that are the reference's functions or ours."""
+    wanted = {id(thing) for pair in _state.wrappers.values() for thing in pair}
+    # Imports of other threads may change the table meanwhile.
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] not in LIBRARIES or module_name in _state.scanned:
+            continue
+        _state.scanned.add(module_name)
+        if isinstance(module, ModuleType):
+            # The module's own table: lazy modules make attributes on access.
+            names = [name for name, value in list(vars(module).items()) if id(value) in wanted]
+            _state.places.extend((module, name) for name in names)
+
+
+def _exchange(pairs: dict[int, Any], note: bool) -> None:
+    """In the libraries' modules, replace every global whose id is in `pairs`."""
+    _find_places()
+    for module, name in _state.places:
+        value = vars(module).get(name)
+        other = pairs.get(id(value))
+        if other is not None:
+            setattr(module, name, other)
+            if note:
+                _state.replaced.append((module, name, value))
+
+
+def _install() -> None:
+    originals: dict[int, Any] = {}
+    for module_name, names in _TARGETS.items():
+        module = importlib.import_module(module_name)
+        for name in names:
+            original = getattr(module, name)
+            wrapper = _wrapper_of(name, original)
+            originals[id(original)] = wrapper
+            _state.replaced.append((module, name, original))
+            setattr(module, name, wrapper)
+    _exchange(originals, note=True)
+
+
+def _uninstall() -> None:
+    for module, name, original in reversed(_state.replaced):
+        setattr(module, name, original)
+    _state.replaced.clear()
+    # Modules that were imported meanwhile have bound our wrappers.
+    _exchange({id(wrapper): original for original, wrapper in _state.wrappers.values()}, note=False)
+
+
+class Acceleration(contextlib.ContextDecorator):
+    """A switch: context manager, decorator, or enable() and disable().
+
+    Process-wide while it is on, nestable, usable from several threads. What was put in place is
+    taken back exactly when the last one goes off.
+    """
+
+    def __init__(self, num_threads: int = 0, mode: str | None = None) -> None:
+        """Keep the settings; see accelerate_from_pretrained()."""
+        if num_threads < 0:
+            raise ValueError(f"num_threads must not be negative, not {num_threads}")
+        if mode not in (None, "auto", "load", "map"):
+            raise ValueError(f"mode must be auto, load or map, not {mode!r}")
+        self._threads = num_threads
+        self._mode = mode
+        self._before: list[tuple[int, str | None]] = []
+        self._enabled = False
+
+    @property
+    def reads(self) -> int:
+        """Files that this package has opened or loaded for libraries, in this process."""
+        return _state.reads
+
+    def __enter__(self) -> Acceleration:
+        """Switch on."""
+        with _state.lock:
+            if not _state.depth:
+                _install()
+            _state.depth += 1
+            self._before.append((_state.threads, _state.mode))
+            _state.threads, _state.mode = self._threads, self._mode
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        """Switch off."""
+        with _state.lock:
+            _state.threads, _state.mode = self._before.pop()
+            _state.depth -= 1
+            if not _state.depth:
+                _uninstall()
+
+    def enable(self) -> Acceleration:
+        """Switch on until disable(); twice is once."""
+        with _state.lock:
+            if not self._enabled:
+                self._enabled = True
+                self.__enter__()
+        return self
+
+    def disable(self) -> None:
+        """Undo enable(); twice is fine."""
+        with _state.lock:
+            if self._enabled:
+                self._enabled = False
+                self.__exit__(None, None, None)
+
+
+def accelerate_from_pretrained(num_threads: int = 0, mode: str | None = None) -> Acceleration:
+    """Let libraries read safetensors files through this package while it is on.
+
+    num_threads: of a load; 0: as many as the process may use. mode: "map" for views of the file,
+    "load" for memory of the tensors' own, "auto" or None for what the page cache suggests.
+    ImportError where the safetensors package, which the libraries use, is not installed. A read
+    that fails here is left to safetensors, with one RuntimeWarning a process.
+    """
+    return Acceleration(num_threads, mode)

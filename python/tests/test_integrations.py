@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""from_pretrained of libraries through this package: same results, undone exactly."""
+
+import importlib
+import random
+import sys
+import threading
+import types
+import warnings
+
+import pytest
+from conftest import same_bits
+
+import fastsafetensors
+from fastsafetensors import integrations, live_allocation_count, safe_open
+from fastsafetensors.integrations import accelerate_from_pretrained
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Each test begins switched off and not warned."""
+    integrations._state.warned = False
+    yield
+    assert integrations._state.depth == 0
+
+
+def bound():
+    """Every place where the reference's functions are bound in what is loaded."""
+    import safetensors
+    import safetensors.torch
+
+    names = {id(safetensors.safe_open): "open", id(safetensors.torch.load_file): "load"}
+    return {(m, k): id(v) for m, module in list(sys.modules.items())
+            if m.partition(".")[0] in (*integrations.LIBRARIES, "safetensors")
+            for k, v in list(vars(module).items()) if id(v) in names}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory, torch):
+    """Folder of a small Llama of several shards."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+                                      num_attention_heads=4, vocab_size=500)
+    folder = tmp_path_factory.mktemp("llama")
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(
+        folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("mode", [None, "load", "map"])
+def test_transformers(llama, torch, dtype, mode):
+    import transformers
+
+    def load():
+        return transformers.LlamaForCausalLM.from_pretrained(llama, dtype=getattr(torch, dtype))
+
+    before = bound()
+    expected = load().state_dict()
+    switch = accelerate_from_pretrained(num_threads=2, mode=mode)
+    reads = switch.reads
+    with switch:
+        model = load()
+        assert bound() != before
+    assert switch.reads >= reads + len(list(llama.glob("*.safetensors")))
+    assert bound() == before
+    state = model.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(same_bits(torch, state[name], expected[name]) for name in expected)
+    with torch.no_grad():  # the memory is the model's own
+        next(model.parameters()).zero_()
+
+
+def test_device_map(llama, torch):
+    import transformers
+
+    pytest.importorskip("accelerate")
+    with accelerate_from_pretrained():
+        model = transformers.LlamaForCausalLM.from_pretrained(llama, device_map="cpu")
+    expected = transformers.LlamaForCausalLM.from_pretrained(llama, device_map="cpu")
+    assert getattr(model, "hf_device_map", None) == getattr(expected, "hf_device_map", None)
+    for name, tensor in expected.state_dict().items():
+        assert same_bits(torch, model.state_dict()[name], tensor)
+
+
+def test_diffusers(tmp_path, torch):
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    model = diffusers.UNet2DModel(sample_size=8, in_channels=1, out_channels=1,
+                                  block_out_channels=(32, 32), layers_per_block=1,
+                                  down_block_types=("DownBlock2D", "DownBlock2D"),
+                                  up_block_types=("UpBlock2D", "UpBlock2D"))
+    model.save_pretrained(tmp_path)
+    switch = accelerate_from_pretrained()
+    reads = switch.reads
+    with switch:
+        loaded = diffusers.UNet2DModel.from_pretrained(tmp_path)
+    assert switch.reads > reads
+    expected = model.state_dict()
+    assert all(same_bits(torch, t, expected[n]) for n, t in loaded.state_dict().items())
+
+
+def test_peft(llama, tmp_path, torch):
+    import transformers
+
+    peft = pytest.importorskip("peft")
+    base = transformers.LlamaForCausalLM.from_pretrained(llama)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj"],
+                                                      init_lora_weights=False))
+    model.save_pretrained(tmp_path)
+    expected = {n: t.clone() for n, t in model.state_dict().items() if "lora" in n}
+    switch = accelerate_from_pretrained()
+
+    @switch
+    def load():
+        base = transformers.LlamaForCausalLM.from_pretrained(llama)
+        reads = switch.reads
+        model = peft.PeftModel.from_pretrained(base, tmp_path)
+        assert switch.reads > reads
+        return model
+
+    state = load().state_dict()
+    assert expected and all(same_bits(torch, state[n], t) for n, t in expected.items())
+
+
+def test_accelerate(tmp_path, torch):
+    accelerate = pytest.importorskip("accelerate")
+    from safetensors.torch import save_file
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    expected = {n: torch.randn_like(t) for n, t in model.state_dict().items()}
+    save_file(expected, tmp_path / "model.safetensors", {"format": "pt"})
+    switch = accelerate_from_pretrained().enable().enable()
+    reads = switch.reads
+    try:
+        accelerate.load_checkpoint_in_model(model, tmp_path, device_map={"": "cpu"})
+    finally:
+        switch.disable()
+        switch.disable()
+    assert switch.reads > reads
+    assert all(same_bits(torch, t, expected[n]) for n, t in model.state_dict().items())
+
+
+def test_timm(tmp_path, torch):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("resnet18", pretrained=False)
+    from safetensors.torch import save_file
+
+    save_file(model.state_dict(), tmp_path / "m.safetensors")
+    switch = accelerate_from_pretrained()
+    reads = switch.reads
+    with switch:
+        loaded = timm.create_model("resnet18", checkpoint_path=str(tmp_path / "m.safetensors"))
+    assert switch.reads > reads
+    expected = model.state_dict()
+    assert all(same_bits(torch, t, expected[n]) for n, t in loaded.state_dict().items())
+
+
+def test_what_fails_here_is_left_to_safetensors(model, torch, monkeypatch):
+    import safetensors
+    import safetensors.torch
+
+    path, tensors = model
+    state = integrations._state
+    reads = state.reads
+
+    def broken(*args, **kwargs):
+        raise OSError("ours is broken")
+
+    with accelerate_from_pretrained():
+        monkeypatch.setattr(fastsafetensors.torch, "load_file", broken)
+        with pytest.warns(RuntimeWarning, match="ours is broken") as caught:
+            loaded = safetensors.torch.load_file(path)
+            loaded = safetensors.torch.load_file(path)
+        assert len(caught) == 1
+        assert state.reads == reads
+        with safetensors.safe_open(path, "pt") as f:
+            monkeypatch.setattr(fastsafetensors.safe_open, "get_tensor", broken)
+            monkeypatch.setattr(fastsafetensors.safe_open, "get_slice", broken)
+            assert same_bits(torch, f.get_tensor("large"), tensors["large"])
+            assert same_bits(torch, f.get_slice("large")[2:4], tensors["large"][2:4])
+            assert f.metadata() == {"format": "pt", "note": 'a"b\\c'}
+        monkeypatch.setattr(integrations, "safe_open", broken)
+        with safetensors.safe_open(path, "pt") as f:
+            assert same_bits(torch, f.get_tensor("large"), tensors["large"])
+    assert all(same_bits(torch, loaded[name], tensors[name]) for name in tensors)
+
+
+def test_errors_of_both_are_the_originals(tmp_path, torch):
+    import safetensors.torch
+
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(b"junk")
+    with warnings.catch_warnings(), accelerate_from_pretrained():
+        warnings.simplefilter("error")
+        with pytest.raises(FileNotFoundError):
+            safetensors.torch.load_file(tmp_path / "none")
+        with pytest.raises(safetensors.SafetensorError):
+            safetensors.torch.load_file(bad)
+
+
+def test_modules_imported_meanwhile(model, tmp_path, monkeypatch):
+    import safetensors
+
+    original = safetensors.safe_open
+    (tmp_path / "timm_part.py").write_text("from safetensors import safe_open\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(integrations, "LIBRARIES", ("timm_part",))
+    with accelerate_from_pretrained(), accelerate_from_pretrained():
+        late = importlib.import_module("timm_part")
+        assert late.safe_open is not original
+    assert late.safe_open is original and safetensors.safe_open is original
+    with accelerate_from_pretrained():
+        assert late.safe_open is not original
+    assert late.safe_open is original
+    del sys.modules["timm_part"]
+
+
+def test_a_wrapper_that_was_kept_is_the_original_when_off(model):
+    import safetensors.torch
+
+    with accelerate_from_pretrained() as switch:
+        kept_open, kept_load = safetensors.safe_open, safetensors.torch.load_file
+    reads = switch.reads
+    with kept_open(model[0], framework="pt") as f:
+        assert "large" in f.keys()  # noqa: SIM118
+    kept_load(model[0])
+    assert switch.reads == reads
+    with pytest.raises(ZeroDivisionError), switch:
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="mode"):
+        accelerate_from_pretrained(mode="x")
+    with pytest.raises(ValueError, match="num_threads"):
+        accelerate_from_pretrained(num_threads=-1)
+
+
+# ---- reading ahead ----
+
+
+@pytest.mark.parametrize("mode", ["load", "map", "auto"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_any_order_gives_the_same(model, torch, mode, eager):
+    path, tensors = model
+    before = live_allocation_count()
+    orders = [list(tensors), sorted(tensors), list(tensors)[::-1], list(tensors) * 2]
+    orders.append(random.Random(1).sample(list(tensors), len(tensors)))
+    for names in orders:
+        with safe_open(path, "pt", mode=mode) as f:
+            if eager:
+                f.read_ahead(threads=2)
+            for name in names:
+                assert same_bits(torch, f.get_tensor(name), tensors[name]), name
+                assert same_bits(torch, f.get_slice(name)[...], tensors[name]), name
+    assert live_allocation_count() == before
+
+
+def test_reading_ahead_by_many_threads(model, torch):
+    path, tensors = model
+    f = safe_open(path, "pt", mode="load")
+    f.read_ahead()
+    names, faults = iter(list(tensors) * 20), []
+    lock = threading.Lock()
+
+    def work():
+        while True:
+            with lock:
+                name = next(names, None)
+            if name is None:
+                return
+            if not same_bits(torch, f.get_tensor(name), tensors[name]):
+                faults.append(name)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    f.close()
+    with pytest.raises(fastsafetensors.SafetensorError, match="closed"):
+        f.get_tensor("large")
+
+
+class CountingModel:
+    """Stands in for a model of 100 tensors of 1 MiB; notes what is loaded."""
+
+    def __init__(self):
+        self.loads = []
+
+    def names(self):
+        return [str(i) for i in range(100)]
+
+    def nbytes(self, index):
+        return 1 << 20
+
+    def load(self, names, mode, threads):
+        self.loads.append((int(names[0]), len(names)))
+        return types.SimpleNamespace(close=lambda: None)
+
+
+def test_windows_grow_along_a_run():
+    from fastsafetensors._readahead import ReadAhead
+
+    model = CountingModel()
+    ahead = ReadAhead(model, "auto")
+    assert ahead.take(50) is None  # one alone
+    assert ahead.take(10) is None
+    assert model.loads == []
+    assert ahead.take(11)[1] == 0  # a run: its window, and the next one at once
+    assert model.loads == [(11, 16), (27, 23)]  # the second ends at 50, which was asked for
+    assert ahead.take(12)[1] == 1
+    assert len(model.loads) == 2
+    assert ahead.take(27)[1] == 0
+    assert len(model.loads) == 2
+    assert ahead.take(12) is None  # once each
+    assert ahead.take(51)[1] == 0
+    assert model.loads[2:] == [(51, 16), (67, 32)]
+    ahead.close()
+    assert ahead.take(52) is None
+
+
+def test_all_of_it_is_read_once():
+    from fastsafetensors._readahead import ReadAhead
+
+    model = CountingModel()
+    ahead = ReadAhead(model, "auto", eager=True)
+    assert all(ahead.take(i) is not None for i in range(100))
+    assert model.loads == [(0, 64), (64, 36)]
