@@ -10,6 +10,8 @@ from ._core import Loader, Model
 # A first window and the largest, in bytes: the size doubles from one to the next.
 _FIRST_BYTES = 16 << 20
 _LARGEST_BYTES = 256 << 20
+# Of small tensors a window has as many as if they were of 16 KiB: planning costs time, too.
+_TENSORS_SHIFT = 14
 # A tensor at most this many after the one before it continues a run. Several runs may take turns:
 # files are sorted by the size of their dtypes first, programs ask in the order of names.
 _NEAR = 16
@@ -59,10 +61,10 @@ class ReadAhead:
 
     def _open(self, first: int, size_bytes: int) -> None:
         """Begin to load tensors from `first` on, up to one that was asked for or is on its way."""
-        end, total = first, 0
+        end, total, count = first, 0, size_bytes >> _TENSORS_SHIFT
         while end < len(self._names) and not self._asked[end] and end not in self._windows:
             nbytes = self._model.nbytes(end)
-            if end > first and total + nbytes > size_bytes:
+            if end > first and (total + nbytes > size_bytes or end - first >= count):
                 break
             total += nbytes
             end += 1
@@ -74,27 +76,30 @@ class ReadAhead:
 
     def take(self, index: int) -> tuple[Loader, int] | None:
         """Return (load, item) of a tensor, or None where the caller has to read it."""
+        window = self._windows.pop(index, None)  # of threads, one gets it
+        if window is None or not window.has_next:
+            window = self._advance(index, window)
+        if window is None:
+            return None
+        self._asked[index] = 1
+        return window.loader, index - window.first
+
+    def _advance(self, index: int, window: _Window | None) -> _Window | None:
+        """Open the window behind one that is being used, or the first of a run."""
         with self._lock:
             if self._closed:
                 return None
             if not self._names:
                 self._names = self._model.names()
                 self._asked = bytearray(len(self._names))
-            if index not in self._windows and not self._asked[index] and self._continues(index):
+            if window is None and not self._asked[index] and self._continues(index):
                 self._open(index, _FIRST_BYTES * (4 if self._eager else 1))
+                window = self._windows.pop(index, None)
             self._asked[index] = 1
-            window = self._windows.pop(index, None)
-            if window is None:
-                return None
-            self._continues(index)
-            if not window.has_next:
+            if window is not None and not window.has_next:
                 window.has_next = True
-                self._open_next(window)
-            return window.loader, index - window.first
-
-    def _open_next(self, window: _Window) -> None:
-        """Read on behind a window that is being used."""
-        self._open(window.end, min(2 * window.size_bytes, _LARGEST_BYTES))
+                self._open(window.end, min(2 * window.size_bytes, _LARGEST_BYTES))
+            return window
 
     def close(self) -> None:
         """Stop; tensors handed out stay valid."""
