@@ -159,3 +159,11 @@ const char *fsti_io_file_mapping(fsti_file *file) {
     pthread_mutex_unlock(&file->lock);
     return mapping;
 }
+
+void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end) {
+    const char *mapping = fsti_io_file_mapping(file);
+    uint64_t from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
+    if (mapping == NULL || end <= from) return;
+    // A shared, read-only mapping: nothing that was written can be lost, and advice may be refused.
+    madvise((void *)(uintptr_t)(mapping + from), end - from, MADV_DONTNEED);
+}

@@ -95,6 +95,10 @@ fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed
 /// The choice for a read so small that probing would cost more than it can save: plain reads.
 void fsti_io_choose_plain(fsti_io_choice *out);
 
+/// Takes pages that were copied from the mapping off this process's account; they stay in the page
+/// cache. A load's peak would be its tensors and the file otherwise.
+void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end);
+
 /// Installs the SIGBUS guard once a process; false when that failed or somebody replaced it.
 bool fsti_io_guard_ready(void);
 /// Runs `work(context)`, which reads [begin, begin + size); false when a page there could not be

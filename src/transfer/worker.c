@@ -185,7 +185,10 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.bytes_converted += order.converted;
     self->counts.bytes_read += size;
     if (lane->engine->is_direct) self->counts.bytes_direct += size;
-    if (lane->engine->is_mapped) self->counts.bytes_mapped += size;
+    if (lane->engine->is_mapped) {
+        self->counts.bytes_mapped += size;
+        fsti_io_forget(pipeline->job.files[extent->file], block->begin, block->end);
+    }
     return FST_OK;
 }
 
