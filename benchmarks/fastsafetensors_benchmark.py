@@ -3,10 +3,10 @@
 
     python benchmarks/fastsafetensors_benchmark.py [FILE] [--runs 5] [--cold]
 
-Without FILE a transformer of 24 layers, hidden size 4096 (400 MB) is made. Both give tensors that own
-their memory (views of safetensors' load_file are cloned), and both reuse the memory of the load before:
-the system's allocator for safetensors, fastsafetensors.keep_memory() for ours. --cold drops the file's pages before each
-load; else they are in the page cache.
+Without FILE a transformer of 24 layers, hidden size 4096 (400 MB) is made. Both give tensors that
+own their memory (views of safetensors' load_file are cloned), and both reuse the memory of the
+load before: by the system's allocator, and by fastsafetensors.keep_memory(). --cold drops the
+file's pages before each load; else they are in the page cache.
 """
 
 import argparse

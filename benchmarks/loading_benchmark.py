@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small (25 MB) and large (400 MB) transformers: time and peak memory of a load, beside safetensors.
+"""Small (25 MB) and large (400 MB) transformers: time and peak memory, beside safetensors.
 
     python benchmarks/loading_benchmark.py [--runs 5] [--folder build/bench]
 
@@ -36,9 +36,10 @@ def child(order):
     import torch
 
     torch.zeros(1).sum()
+    from safetensors.torch import load_file
+
     from fastsafetensors.bench import hold_ballast
     from fastsafetensors.fast_loading import load_safetensors
-    from safetensors.torch import load_file
 
     path = pathlib.Path(order["path"])
     hold_ballast(2 << 30)  # memory that the host has to provide first is not what is measured
@@ -75,6 +76,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build/bench"))
+    parser.add_argument("--only", choices=SIZES, help="one size")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -86,7 +88,7 @@ def main():
         print("FastSafeTensors available: False\nInstall with: pip install fastsafetensors")
         return 1
     print("FastSafeTensors available: True")
-    for kind in SIZES:
+    for kind in [arguments.only] if arguments.only else SIZES:
         path = make_file(kind, arguments.folder)
         size = path.stat().st_size / 1e6
         for cold in (True, False):

@@ -129,7 +129,8 @@ def lint_suite() -> Counter[str]:
         ("compatibility", [sys.executable, "tools/make_compatibility.py", "--check"]),
         ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
         ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
-        ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools"]),
+        ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools", "examples",
+                  "benchmarks", "testing"]),
         ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
     ]
     counts: Counter[str] = Counter()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: the adapter as peft reads it, and what the optimizer needs to go on."""
+
+import json
+import pathlib
+
+import torch
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from utils.fast_loading import load_safetensors, save_safetensors
+
+ADAPTER = "adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer_state.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that can't be used."""
+
+
+def save_checkpoint(folder, model, optimizer, settings, step, loss):
+    """Save a checkpoint; the state file comes last, and a folder without it is no checkpoint."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STATE).unlink(missing_ok=True)
+    weights = {name: tensor.detach().cpu().contiguous()
+               for name, tensor in get_peft_model_state_dict(model).items()}
+    metadata = {"format": "pt", "lora_rank": str(settings.lora.rank)}
+    save_safetensors(weights, folder / ADAPTER, metadata)
+    model.peft_config["default"].save_pretrained(folder)
+    moments = {
+        f"{number}.{name}": value.detach().cpu().contiguous()
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+    }
+    save_safetensors(moments, folder / OPTIMIZER)
+    state = {"step": step, "loss": loss, "lora_rank": settings.lora.rank}
+    (folder / STATE).write_text(json.dumps(state))
+    return folder
+
+
+def find_checkpoint(output_dir, wish):
+    """Return the folder that `resume` means: a path, or "latest" of a run's."""
+    if wish != "latest":
+        return pathlib.Path(wish)
+    whole = [path.parent for path in pathlib.Path(output_dir).glob(f"checkpoint-*/{STATE}")]
+    if not whole:
+        raise CheckpointError(f"{output_dir} holds no whole checkpoint to resume from")
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _load(path, settings):
+    try:
+        return load_safetensors(path, settings.fastsafetensors_num_threads)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} is no whole checkpoint: {path.name} is missing; "
+                              "nothing was changed") from None
+    except Exception as error:  # a bad file has another class with each package
+        raise CheckpointError(f"{path} is damaged ({error}); nothing was changed") from error
+
+
+def load_checkpoint(folder, model, optimizer, settings):
+    """Go on from a checkpoint: the step after it. All is read before anything is changed."""
+    folder = pathlib.Path(folder)
+    try:
+        state = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} is no whole checkpoint: {error}") from error
+    if state["lora_rank"] != settings.lora.rank:
+        raise CheckpointError(f"{folder} has rank {state['lora_rank']}, the settings say "
+                              f"{settings.lora.rank}; nothing was changed")
+    weights = _load(folder / ADAPTER, settings)
+    moments = _load(folder / OPTIMIZER, settings)
+    current = get_peft_model_state_dict(model)
+    if weights.keys() != current.keys():
+        raise CheckpointError(f"{folder} adapts other modules than the settings say")
+    set_peft_model_state_dict(model, weights)
+    layout = optimizer.state_dict()
+    layout["state"] = {}
+    for key, value in moments.items():
+        number, _, name = key.partition(".")
+        layout["state"].setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict(layout)
+    return state["step"]
+
+
+def as_batch(items, device):
+    """Stack items of a cache to {name: tensor} on the device."""
+    return {name: torch.stack([item[name] for item in items]).to(device) for name in items[0]}

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a LoRA adapter on cached embeddings.
+
+    python train.py config.yaml [key=value ...]
+"""
+
+import pathlib
+import sys
+import time
+
+import torch
+from base_model import fingerprint, load_base
+from caches import CachedEmbeddings, CacheError, make_caches
+from checkpoints import (
+    CheckpointError,
+    as_batch,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from peft import LoraConfig, get_peft_model
+from settings import SettingsError, load_settings
+from utils.fast_loading import is_fastsafetensors_available
+
+
+def batches(dataset, settings):
+    """Batches without end, in an order that depends on the seed only."""
+    generator = torch.Generator().manual_seed(settings.train.seed)
+    while True:
+        order = torch.randperm(len(dataset), generator=generator).tolist()
+        for begin in range(0, len(order), settings.train.batch_size):
+            chosen = order[begin : begin + settings.train.batch_size]
+            yield as_batch([dataset[number] for number in chosen], settings.device)
+
+
+def train(settings):
+    """Run; return the losses of the steps that were done."""
+    print(f"FastSafeTensors available: {is_fastsafetensors_available()}, "
+          f"used: {settings.use_fastsafetensors and is_fastsafetensors_available()}")
+    start = time.perf_counter()
+    base = load_base(settings)
+    print(f"base model loaded in {time.perf_counter() - start:.3f} s")
+    make_caches(settings, base, fingerprint(base))
+    dataset = CachedEmbeddings(settings.cache_dir, settings.use_fastsafetensors,
+                               settings.fastsafetensors_num_threads)
+    torch.manual_seed(settings.train.seed)
+    model = get_peft_model(base, LoraConfig(
+        r=settings.lora.rank, lora_alpha=settings.lora.alpha,
+        target_modules=list(settings.lora.target_modules), task_type="CAUSAL_LM"))
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=settings.train.learning_rate)
+    done = 0
+    if settings.train.resume:
+        folder = find_checkpoint(settings.output_dir, settings.train.resume)
+        done = load_checkpoint(folder, model, optimizer, settings)
+        print(f"resumed from {folder}, step {done}")
+    losses, output = [], pathlib.Path(settings.output_dir)
+    source = batches(dataset, settings)
+    for _ in range(done):  # the batches that were used before
+        next(source)
+    for step in range(done + 1, settings.train.steps + 1):
+        batch = next(source)
+        loss = model(inputs_embeds=batch["prompt_embeds"], labels=batch["labels"]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 10 == 0 or step == settings.train.steps:
+            print(f"step {step}: loss {losses[-1]:.4f}")
+        if step % settings.train.save_every == 0 or step == settings.train.steps:
+            folder = save_checkpoint(output / f"checkpoint-{step}", model, optimizer, settings,
+                                     step, losses[-1])
+            print(f"saved {folder}")
+    return losses
+
+
+def main():
+    """Command line: exit code 0; 2 for settings, caches or checkpoints that can't be used."""
+    if len(sys.argv) < 2:
+        print(__doc__.strip(), file=sys.stderr)
+        return 2
+    try:
+        train(load_settings(sys.argv[1], sys.argv[2:]))
+    except (SettingsError, CacheError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's weight iterator: (name, tensor) of all files, with progress, and a way out of GDS.
+
+    python examples/vllm_style_iterator.py [FOLDER] [--device cuda:0]
+
+This is the sequence of calls that inference servers make: a ParallelLoader over the sorted files,
+iterated once, closed whatever happens; and where reads straight to the GPU turn out not to work,
+the same once more without them.
+"""
+
+import argparse
+import pathlib
+import tempfile
+
+import torch
+
+from fastsafetensors import ParallelLoader, SingleGroup
+
+
+def weights(files, group, device, nogds=False):
+    """Iterate over (name, tensor) of the files."""
+    loader = first = None
+    try:
+        try:
+            loader = ParallelLoader(pg=group, hf_weights_files=sorted(files), queue_size=0,
+                                    use_tqdm_on_load=True, device=device, nogds=nogds)
+            iterator = loader.iterate_weights()
+            first = next(iterator, None)
+        except RuntimeError as error:
+            if nogds or "gds" not in str(error):
+                raise
+            print(f"no direct reads to the GPU ({error}): without them")
+            if loader is not None:
+                loader.close()
+            loader = ParallelLoader(pg=group, hf_weights_files=sorted(files), queue_size=0,
+                                    use_tqdm_on_load=True, device=device, nogds=True)
+            iterator = loader.iterate_weights()
+            first = next(iterator, None)
+        if first is not None:
+            yield first
+            yield from iterator
+    finally:
+        if loader is not None:
+            loader.close()
+
+
+def fill(model, iterator):
+    """Copy weights into the parameters of their names; return how many there were."""
+    parameters = dict(model.named_parameters())
+    count = 0
+    with torch.no_grad():
+        for name, tensor in iterator:
+            parameters[name].copy_(tensor)
+            count += 1
+    return count
+
+
+def main():
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=pathlib.Path)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = arguments.folder
+        if folder is None:
+            from fastsafetensors.fast_loading import save_safetensors_sharded
+
+            folder = pathlib.Path(made)
+            model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(12)))
+            save_safetensors_sharded(model.state_dict(), folder, max_shard_size="1MB")
+            empty = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(12)))
+            files = [str(path) for path in folder.glob("*.safetensors")]
+            count = fill(empty.to(arguments.device),
+                         weights(files, SingleGroup(), arguments.device))
+            print(f"{count} tensors of {len(files)} files are in the model")
+            return
+        files = [str(path) for path in folder.glob("*.safetensors")]
+        total = 0
+        for name, tensor in weights(files, SingleGroup(), arguments.device):
+            total += tensor.nbytes
+            print(f"{name}: {tuple(tensor.shape)} {tensor.dtype}")
+        print(f"{total / 1e6:.1f} MB of {len(files)} files")
+
+
+if __name__ == "__main__":
+    main()
