@@ -213,7 +213,7 @@ def main():
     arguments = parser.parse_args()
     import torch
 
-    path = arguments.file.resolve()
+    path = arguments.file
     fault = check_file(path)
     if fault is not None:
         print(f"✗ {fault}")
