@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ._agreement import Agreement
 from ._core import error_class
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType
@@ -83,6 +84,7 @@ class FilesBufferOnDevice:
         borrowed_tensors: bool = False,
         device: Device | None = None,
         dtype: DType = DType.AUTO,
+        agreement: Agreement | None = None,
     ) -> None:
         """Index the files by name; ValueError for a name in two of them."""
         self.rank_loaders = rank_loaders
@@ -91,6 +93,8 @@ class FilesBufferOnDevice:
         self.device = device or Device.from_str("cpu")
         self._dtype = dtype
         self._closed = False
+        self._agreement = agreement or Agreement(pg)
+        self._settled = False
         self.key_to_rank_lidx: dict[str, tuple[int, int]] = {}
         for rank in sorted(rank_loaders):
             for index, file in enumerate(rank_loaders[rank]):
@@ -134,18 +138,57 @@ class FilesBufferOnDevice:
             dtype=DType.AUTO if wanted is tensor.dtype else wanted,
         )
 
-    def _everywhere(self, name: str) -> TensorBase:
-        """Return a tensor on every rank, broadcast by its owner."""
+    def settle(self, failure: Exception | None = None) -> None:
+        """Wait until this rank's bytes are there, and know that the other ranks' are.
+
+        failure: what this rank could not do. An error on any rank is one on all; the buffer is then
+        closed.
+        """
+        if self._settled:
+            return
+        self._settled = True
+        try:
+            try:
+                if failure is None:
+                    self.wait()
+            except Exception as error:
+                failure = error
+            self._agreement.agree("the end of reading", error=failure)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(
+        self, what: str, prepare: Callable[[], tuple[int, TensorBase | None]]
+    ) -> tuple[int, TensorBase | None]:
+        """Prepare this rank's side of a collective, and know that all ranks could."""
+        if self._closed:
+            raise error_class()("FilesBufferOnDevice is closed")
+        self.settle()
+        try:
+            prepared = prepare()
+        except Exception as error:
+            self._agreement.agree(what, error=error)
+            raise
+        self._agreement.agree(what)
+        return prepared
+
+    def _side(self, name: str) -> tuple[int, TensorBase]:
+        """Return (owner, the tensor there, memory for it elsewhere)."""
         owner, file = self._file(name)
-        if self.pg.size() == 1:
-            return file.get(name, self.framework)
-        frame = file.metadata.tensors[name]
         if self.pg.rank() == owner:
-            tensor = file.get(name, self.framework).contiguous()
-        else:
-            tensor = self.framework.get_empty_tensor(
-                list(frame.shape), frame.dtype, Device.from_str("cpu")
-            )
+            return owner, file.get(name, self.framework).contiguous()
+        frame = file.metadata.tensors[name]
+        return owner, self.framework.get_empty_tensor(
+            list(frame.shape), frame.dtype, Device.from_str("cpu")
+        )
+
+    def _everywhere(self, name: str, what: str) -> TensorBase:
+        """Return a tensor on every rank, broadcast by its owner; `what` is what all must ask."""
+        if self.pg.size() == 1:
+            return self._file(name)[1].get(name, self.framework)
+        owner, tensor = self._begin(what, lambda: self._side(name))
+        assert tensor is not None
         if tensor.get_nbytes():
             self.pg.broadcast(tensor, owner)
         return tensor
@@ -157,6 +200,7 @@ class FilesBufferOnDevice:
         """
         if self.pg.size() == 1 or len(names) == 1:
             return map(self.get_tensor, names)
+        self._begin(f"tensors {names[0]!r} to {names[-1]!r}", lambda: (0, None))
         owner, file = self._file(names[0])
         mine = self.pg.rank() == owner
         owned = [file.get(name, self.framework) for name in names] if mine else None
@@ -170,7 +214,7 @@ class FilesBufferOnDevice:
         self, name: str, device: Any = None, dtype: Any = DType.AUTO
     ) -> TensorBase:
         """Return a tensor as a TensorBase; in a group all ranks get it from its owner."""
-        return self._place(self._everywhere(name), device, dtype)
+        return self._place(self._everywhere(name, f"get_tensor({name!r})"), device, dtype)
 
     def get_tensor(self, name: str, device: Any = None, dtype: Any = DType.AUTO) -> Any:
         """Return a tensor of the framework. ValueError names an unknown one."""
@@ -180,7 +224,7 @@ class FilesBufferOnDevice:
 
     def _part(self, name: str, dim: int) -> TensorBase:
         """Return this rank's block of ceil(size / ranks) along a dimension; -1: all of it."""
-        tensor = self._everywhere(name)
+        tensor = self._everywhere(name, f"get_sharded({name!r}, {dim})")
         ranks = self.pg.size()
         if dim == -1 or ranks == 1:
             return tensor
@@ -212,7 +256,7 @@ class FilesBufferOnDevice:
     ) -> TensorBase:
         """Return the concatenation along `dim` of this rank's shards of tensors, in that order."""
         if not names:
-            raise ValueError("get_multi_cols: no names")
+            self._agreement.agree("get_multi_cols", error=ValueError("get_multi_cols: no names"))
         parts = [self._part(name, dim) for name in names]
         return self._place(self.framework.concat_tensors(parts, max(dim, 0)), device, dtype)
 
@@ -220,23 +264,21 @@ class FilesBufferOnDevice:
         self, name: str, dst_rank: int, device: Any = None, dtype: Any = DType.AUTO
     ) -> Any:
         """Return a tensor on dst_rank, None on all others."""
-        owner, file = self._file(name)
-        rank = self.pg.rank()
         if self.pg.size() == 1:
             return self.get_tensor(name, device, dtype)
-        if not 0 <= dst_rank < self.pg.size():
-            raise ValueError(f"push_tensor: rank {dst_rank} of a group of {self.pg.size()}")
-        frame = file.metadata.tensors[name]
-        tensor: TensorBase | None = None
-        if rank == owner:
-            tensor = file.get(name, self.framework).contiguous()
-            if dst_rank != owner and tensor.get_nbytes():
+        rank = self.pg.rank()
+
+        def prepare() -> tuple[int, TensorBase | None]:
+            if not 0 <= dst_rank < self.pg.size():
+                raise ValueError(f"push_tensor: rank {dst_rank} of a group of {self.pg.size()}")
+            owner, _ = self._file(name)
+            return self._side(name) if rank in (owner, dst_rank) else (owner, None)
+
+        owner, tensor = self._begin(f"push_tensor({name!r}, {dst_rank})", prepare)
+        if tensor is not None and tensor.get_nbytes() and dst_rank != owner:
+            if rank == owner:
                 self.pg.send(tensor, dst_rank, 0)
-        elif rank == dst_rank:
-            tensor = self.framework.get_empty_tensor(
-                list(frame.shape), frame.dtype, Device.from_str("cpu")
-            )
-            if tensor.get_nbytes():
+            else:
                 self.pg.recv(tensor, owner, 0)
         if rank != dst_rank or tensor is None:
             return None

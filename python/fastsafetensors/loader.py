@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from ._agreement import Agreement
 from ._core import Model, error_class
 from ._progress import wait
 from ._types import Paths
@@ -82,7 +84,10 @@ class _PathLoader:
 class BaseSafeTensorsFileLoader:
     """Load files into a FilesBufferOnDevice, by a reader of any registered type.
 
-    pg: a process group, SingleGroup() or None. Extra keywords go to the reader's factory.
+    pg: a process group, SingleGroup() or None. In a group, all ranks make the same calls in the
+    same order; a rank that fails, or calls something else, is a RankError on the others. timeout:
+    seconds to wait for other ranks, None: the group's own. Extra keywords go to the reader's
+    factory.
     """
 
     def __init__(
@@ -93,11 +98,14 @@ class BaseSafeTensorsFileLoader:
         set_numa: bool = True,
         disable_cache: bool = True,
         framework: str = "pytorch",
+        timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Check the settings; nothing is read yet."""
         self.framework = get_framework_op(framework)
-        self.pg = self.framework.get_process_group(pg)
+        self.pg = self.framework.get_process_group(pg, timeout)
+        self.agreement = Agreement(self.pg)
+        self._failure: Exception | None = None
         self.device: Device = device_of(device)
         self.copier_type = copier_type
         self.copier_constructor = create_copier_constructor(copier_type, self.device, **kwargs)
@@ -127,6 +135,13 @@ class BaseSafeTensorsFileLoader:
     def add_filenames(self, filenames: Mapping[int, Any]) -> None:
         """Add {rank: [paths]} and read the headers; the same path twice counts once."""
         self._check_open()
+        try:
+            self._add_all(filenames)
+        except Exception as error:
+            self._failure = error
+            self.agreement.agree("the files", error=error)
+
+    def _add_all(self, filenames: Mapping[int, Any]) -> None:
         for rank, paths in filenames.items():
             if not 0 <= rank < self.pg.size():
                 raise ValueError(f"rank {rank} is not in the group of {self.pg.size()}")
@@ -205,26 +220,47 @@ class BaseSafeTensorsFileLoader:
         get_tensor() then waits for its own bytes. Blocks until all is read otherwise.
         """
         self._check_open()
-        if max_copy_block_size <= 0:
-            raise ValueError(f"max_copy_block_size must be positive, not {max_copy_block_size}")
-        if borrowed_tensors and self.pg.size() > 1:
-            raise ValueError("borrowed_tensors needs a group of one")
-        wanted = dtype if isinstance(dtype, DType) else _dtype_of(dtype)
-        files = self._make_files()
-        buffer = FilesBufferOnDevice(
-            files, self.pg, self.framework, device=self.device, dtype=wanted
-        )
-        mine = files.get(self.pg.rank(), [])
+        if self._failure is not None:
+            raise self._failure
         try:
-            for file in mine:
-                self._read(file, wanted, use_buf_register, max_copy_block_size)
-            for file in mine:
-                if file.loader is not None and not (allow_inflight and wanted is DType.AUTO):
-                    file.loader.wait()
-        except BaseException:
-            buffer.close()
+            if max_copy_block_size <= 0:
+                raise ValueError(f"max_copy_block_size must be positive, not {max_copy_block_size}")
+            if borrowed_tensors and self.pg.size() > 1:
+                raise ValueError("borrowed_tensors needs a group of one")
+            wanted = dtype if isinstance(dtype, DType) else _dtype_of(dtype)
+            files = self._make_files()
+            buffer = FilesBufferOnDevice(
+                files, self.pg, self.framework, device=self.device, dtype=wanted,
+                agreement=self.agreement,
+            )
+        except Exception as error:
+            self.agreement.agree("the load", error=error)
             raise
+        self.agreement.agree("the load", self._describe(wanted))
+        failure: Exception | None = None
+        try:
+            for file in files.get(self.pg.rank(), []):
+                self._read(file, wanted, use_buf_register, max_copy_block_size)
+        except Exception as error:
+            failure = error
+        if failure is not None or not (allow_inflight and wanted is DType.AUTO):
+            buffer.settle(failure)
         return buffer
+
+    def _describe(self, dtype: DType) -> list[str]:
+        """What all ranks must have in common before they read."""
+        if self.pg.size() == 1:
+            return []
+        lines = [f"dtype {dtype.value}"]
+        for path, (metadata, rank) in self.meta.items():
+            name = os.path.basename(os.fspath(path))
+            lines.append(
+                f"{name} for rank {rank} ({metadata.size_bytes} bytes, header {metadata.digest()})"
+            )
+        if self._filter is not None:
+            kept = "\n".join(self.get_keys()).encode(errors="surrogatepass")
+            lines.append(f"a filter that keeps {hashlib.blake2b(kept, digest_size=8).hexdigest()}")
+        return lines
 
     copy_file_to_device = copy_files_to_device
 
@@ -282,6 +318,7 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         debug_log: bool = False,
         framework: str = "pytorch",
         use_fgds: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Check the settings; nothing is read yet."""
         if bbuf_size_kb <= 0 or max_threads <= 0:
@@ -289,7 +326,7 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
                 f"bbuf_size_kb and max_threads must be positive, not {bbuf_size_kb}, {max_threads}"
             )
         kind = "nogds" if nogds else "fgds" if use_fgds else "gds"
-        super().__init__(pg, device, kind, set_numa, disable_cache, framework)
+        super().__init__(pg, device, kind, set_numa, disable_cache, framework, timeout)
         self.max_threads = max_threads
 
 

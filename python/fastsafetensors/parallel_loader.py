@@ -8,6 +8,7 @@ Python thread, and leaving the loop at any point stops everything.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ._agreement import Agreement
 from ._core import error_class, keep_memory
 from ._planner import Batch, BudgetInfeasibleError, Planner, PlanRules
 from ._progress import BatchBar, enable_tqdm
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 _TITLE = "Loading fastsafetensors checkpoint shards"
+
+
+_logger = logging.getLogger("fastsafetensors.parallel_loader")
 
 
 @dataclass
@@ -101,6 +106,8 @@ class PipelineParallel:
         self.pg = loader.pg
         self.need_clone = False  # tensors own their memory
         self._local = all_local or self.pg.size() == 1
+        single = loader.framework.get_process_group(None)
+        self._agreement = Agreement(single if self._local else self.pg)
         _check_options(dict(locals()), self.pg.size())
         self.queue_size = queue_size
         self._filter = tensor_filter
@@ -141,23 +148,48 @@ class PipelineParallel:
         return names if self._filter is None else [name for name in names if self._filter(name)]
 
     def _plan(self) -> list[Batch]:
-        """Read all headers and cut the batches."""
+        """Read all headers and cut the batches, the same ones on all ranks."""
         if self._batches is None:
-            groups = []
-            for files in self.weight_files_batches:
-                group = {}
-                for rank, path in enumerate(files):
-                    metadata = SafeTensorsMetadata.from_file(path, self.loader.framework)
-                    self._metadata[path] = metadata
-                    group[rank] = (path, metadata, self._names(metadata))
-                groups.append(group)
-            planner = Planner(self._rules)
-            self._batches = planner.plan(groups)
-            self.queue_size = planner.queue_size
-            if self._keep_chunks:
-                largest = self._rules.max_batch_bytes or self._rules.budget or 0
-                keep_memory(min(largest, self._rules.budget or largest) * 2)
+            try:
+                self._batches = self._make_batches()
+            except Exception as error:
+                self._agreement.agree("the plan", error=error)
+                raise
+            self._agreement.agree("the plan", self._describe())
         return self._batches
+
+    def _describe(self) -> list[str]:
+        """What all ranks must have in common before they read."""
+        if self._local:
+            return []
+        lines = [f"runs of {self._run_bytes} bytes, {self._run_tensors} tensors"]
+        lines += [
+            f"{os.path.basename(os.fspath(path))} ({metadata.size_bytes} bytes, header "
+            f"{metadata.digest()})"
+            for path, metadata in self._metadata.items()
+        ]
+        for batch in self._batches or []:
+            parts = {rank: (len(names), names[:1]) for rank, (_, names) in batch.parts.items()}
+            lines.append(f"a batch of {parts}")
+        return lines
+
+    def _make_batches(self) -> list[Batch]:
+        """Read all headers and cut the batches."""
+        groups = []
+        for files in self.weight_files_batches:
+            group = {}
+            for rank, path in enumerate(files):
+                metadata = SafeTensorsMetadata.from_file(path, self.loader.framework)
+                self._metadata[path] = metadata
+                group[rank] = (path, metadata, self._names(metadata))
+            groups.append(group)
+        planner = Planner(self._rules)
+        batches = planner.plan(groups)
+        self.queue_size = planner.queue_size
+        if self._keep_chunks:
+            largest = self._rules.max_batch_bytes or self._rules.budget or 0
+            keep_memory(min(largest, self._rules.budget or largest) * 2)
+        return batches
 
     def _start(self, batch: Batch) -> FilesBufferOnDevice:
         """Begin to read a batch in the background."""
@@ -172,6 +204,7 @@ class PipelineParallel:
             single if self._local else self.pg,
             loader.framework,
             device=loader.device,
+            agreement=self._agreement,
         )
         from .st_types import DType
 
@@ -201,7 +234,11 @@ class PipelineParallel:
         depth = 1 if self.queue_size < 0 else self.queue_size + 2
         while waiting and len(self._open) < depth:
             batch = waiting[0]
-            buffer = self._start(batch)
+            try:
+                buffer = self._start(batch)
+            except Exception as error:
+                self._agreement.agree("a batch", error=error)
+                raise
             self._open.append((waiting.popleft(), buffer))
 
     def _batch_runs(self, batch: Batch) -> Iterator[list[str]]:
@@ -259,6 +296,11 @@ class PipelineParallel:
                 self._open.popleft()
                 buffer.close()
                 bar.tick(partial(self._batch_bytes, batch))
+            self._running = None
+            self._agreement.end()
+        except GeneratorExit:
+            self._leave("it broke out of its loop")
+            raise
         finally:
             self._running = None
             if bar is not None:
@@ -281,6 +323,16 @@ class PipelineParallel:
             if close is not None:
                 close()
 
+    def _leave(self, why: str) -> None:
+        """Tell the other ranks, once, that this one does not go on."""
+        if self._running is None or self._local:
+            return
+        self._running = None
+        try:
+            self._agreement.leave(why)
+        except RuntimeError as error:  # the group may be gone, and so may the other ranks
+            _logger.debug("could not tell the other ranks: %s", error)
+
     def _stop(self) -> None:
         while self._open:
             self._open.popleft()[1].close()
@@ -288,6 +340,7 @@ class PipelineParallel:
     def close(self) -> None:
         """Stop and let go of everything; tensors handed out stay valid. Twice is fine."""
         self._closed = True
+        self._leave("it closed its loader")
         self._stop()
         self._metadata = {}
         self.loader.close()
@@ -307,6 +360,8 @@ class ParallelLoader(PipelineParallel):
     tensor_filter: name -> bool, which are read; all_local: each rank reads all that it keeps.
     max_batch_bytes: batches are runs of tensors of at most that many bytes. device_memory_budget:
     batches shrink, and the queue, until all fits; BudgetInfeasibleError if it can't.
+    timeout: seconds to wait for other ranks, None: as long as the group does. A rank that fails, or
+    leaves the loop, is a RankError on the others.
     accumulate_resident, resident_tensor: which tensors stay in memory once handed out.
     """
 
@@ -336,12 +391,13 @@ class ParallelLoader(PipelineParallel):
         broadcast_run_tensors: int = 64,
         overlap_io: bool = True,
         borrowed_tensors: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Check the settings; with a limit, read the headers and plan."""
         device_of(device)
         loader = _GroupLoader(
             pg, device, bbuf_size_kb, max_threads, nogds, set_numa,
-            debug_log=debug_log, framework=framework, use_fgds=use_fgds,
+            debug_log=debug_log, framework=framework, use_fgds=use_fgds, timeout=timeout,
         )
         super().__init__(
             pg, loader, hf_weights_files, max_concurrent_producers, queue_size, use_tqdm_on_load,

@@ -80,6 +80,17 @@ class ProcessGroupBase(ABC):
     def rank(self) -> int:
         """Return the own rank."""
 
+    def exchange(self, message: bytes, what: str) -> list[bytes]:
+        """Return every rank's message, all of the same size; `what` is for errors.
+
+        A group that can't do this returns its own only: its ranks then do not agree beforehand.
+        """
+        return [message]
+
+    def exchange_texts(self, text: str, what: str) -> list[str]:
+        """Return every rank's text."""
+        return [text]
+
     @abstractmethod
     def broadcast(self, dst: TensorBase, rank: int) -> None:
         """Give rank's dst to all."""
@@ -140,8 +151,11 @@ class FrameworkOpBase(ABC):
         """Wrap one of the framework's own."""
 
     @abstractmethod
-    def get_process_group(self, pg: Any) -> ProcessGroupBase:
-        """Return a group for None, a SingleGroup or the framework's own."""
+    def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
+        """Return a group for None, a SingleGroup or the framework's own.
+
+        timeout: seconds that a rank waits for others, None: as long as the group itself does.
+        """
 
     @abstractmethod
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TensorBase:

@@ -178,7 +178,7 @@ class PaddleOp(FrameworkOpBase):
         device = Device.from_str("gpu:0" if "gpu" in place.lower() else "cpu")
         return PaddleTensor(device, fst_dtype(tensor.dtype), tensor)
 
-    def get_process_group(self, pg: Any) -> ProcessGroupBase:
+    def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or paddle's own."""
         if pg is None or isinstance(pg, SingleGroup):
             return SingleProcessGroup()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ dtype_convert: dict[DType, torch.dtype] = {
     if hasattr(torch, torch_name)
 }
 _CPU = Device.from_str("cpu")
+_HOST = torch.device("cpu")
 _BACK = {dtype: ours for ours, dtype in dtype_convert.items()}
 
 
@@ -104,11 +107,20 @@ class TorchTensor(TensorBase):
 
 
 class TorchProcessGroup(ProcessGroupBase):
-    """A torch.distributed group; ranks count within the group."""
+    """A torch.distributed group; ranks count within the group.
 
-    def __init__(self, pg: Any) -> None:
+    Waits end with a RankError that says what was awaited, after `timeout` seconds (None: after the
+    group's own timeout).
+    """
+
+    def __init__(self, pg: Any, timeout: float | None = None) -> None:
         """Wrap a group."""
+        import torch.distributed as dist
+
         self.real_pg = pg
+        self._timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
+        nccl = "nccl" in str(dist.get_backend(pg))
+        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else _HOST
 
     def size(self) -> int:
         """Return the number of ranks."""
@@ -123,23 +135,78 @@ class TorchProcessGroup(ProcessGroupBase):
 
         return int(dist.get_global_rank(self.real_pg, rank))
 
+    def _wait(self, begin: Callable[[], Any], what: str) -> None:
+        """Begin a collective and wait for it."""
+        from .._agreement import RankError
+
+        try:
+            work = begin()
+            if self._timeout is None:
+                work.wait()
+            else:
+                work.wait(self._timeout)
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self.rank()} of {self.size()} waited for {what}, and not all ranks came: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+    def exchange(self, message: bytes, what: str) -> list[bytes]:
+        """Return every rank's message."""
+        import torch.distributed as dist
+
+        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
+        every = [torch.empty_like(mine) for _ in range(self.size())]
+        self._wait(
+            lambda: dist.all_gather(every, mine, group=self.real_pg, async_op=True),
+            f"the ranks to agree on {what}",
+        )
+        return [bytes(one.cpu().numpy()) for one in every]
+
+    def exchange_texts(self, text: str, what: str) -> list[str]:
+        """Return every rank's text: sizes first, then all of the largest size."""
+        data = text.encode(errors="surrogatepass")
+        sizes = [int.from_bytes(m, "little")
+                 for m in self.exchange(len(data).to_bytes(8, "little"), what)]
+        padded = self.exchange(data.ljust(max(sizes), b"\0"), what)
+        return [message[:size].decode(errors="surrogatepass")
+                for message, size in zip(padded, sizes, strict=True)]
+
     def broadcast(self, dst: TensorBase, rank: int) -> None:
         """Give rank's dst to all, as bytes: backends lack some dtypes."""
         import torch.distributed as dist
 
-        dist.broadcast(_bytes(dst), self._global(rank), group=self.real_pg)
+        flat = _bytes(dst)
+        carrier = flat.to(self._device)
+        self._wait(
+            lambda: dist.broadcast(carrier, self._global(rank), group=self.real_pg, async_op=True),
+            f"{flat.numel()} bytes from rank {rank}",
+        )
+        if carrier is not flat and self.rank() != rank:
+            flat.copy_(carrier)
 
     def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
         """Send a tensor's bytes to a rank."""
         import torch.distributed as dist
 
-        dist.send(_bytes(t), self._global(dst_rank), group=self.real_pg, tag=tag)
+        data = _bytes(t).to(self._device)
+        self._wait(
+            lambda: dist.isend(data, self._global(dst_rank), group=self.real_pg, tag=tag),
+            f"rank {dst_rank} to take {data.numel()} bytes",
+        )
 
     def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
         """Receive a tensor's bytes from a rank."""
         import torch.distributed as dist
 
-        dist.recv(_bytes(t), self._global(src_rank), group=self.real_pg, tag=tag)
+        flat = _bytes(t)
+        carrier = torch.empty_like(flat, device=self._device) if self._device != _HOST else flat
+        self._wait(
+            lambda: dist.irecv(carrier, self._global(src_rank), group=self.real_pg, tag=tag),
+            f"{flat.numel()} bytes from rank {src_rank}",
+        )
+        if carrier is not flat:
+            flat.copy_(carrier)
 
 
 def _bytes(tensor: TensorBase) -> torch.Tensor:
@@ -176,14 +243,14 @@ class TorchOp(FrameworkOpBase):
         """Wrap a torch tensor."""
         return TorchTensor(Device.of(tensor.device), fst_dtype(tensor.dtype), tensor)
 
-    def get_process_group(self, pg: Any) -> ProcessGroupBase:
+    def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or torch's own."""
         if pg is None or isinstance(pg, SingleGroup):
             return SingleProcessGroup()
         import torch.distributed as dist
 
         if dist.is_available() and isinstance(pg, dist.ProcessGroup):
-            return TorchProcessGroup(pg)
+            return TorchProcessGroup(pg, timeout)
         raise TypeError("pg must be an instance of torch.disributed.ProcessGroup")
 
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TorchTensor:

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes and failures of one rank of a group: an error on all, soon, and a group still usable."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+COMMON = textwrap.dedent("""
+    import datetime, os, sys, time
+    import torch
+    import torch.distributed as dist
+    from fastsafetensors import ParallelLoader, RankError, SafeTensorsFileLoader
+    from fastsafetensors.st_types import DType
+
+    folder, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size,
+                            timeout=datetime.timedelta(seconds=60))
+    files = [f"{folder}/{i}.safetensors" for i in range(4)]
+    WORLD = dist.group.WORLD
+
+    def load(files=files, **options):
+        loader = SafeTensorsFileLoader(WORLD, "cpu", timeout=20)
+        loader.add_filenames({r: files[r::size] for r in range(size)})
+        return loader, loader.copy_files_to_device(**options)
+
+    def fails(what, *words, own=RankError):
+        '''Every rank raises within some seconds; rank 1 its own error, which names the cause.'''
+        start = time.monotonic()
+        try:
+            what()
+        except (own if rank == 1 else RankError) as error:
+            for word in words:
+                assert word in str(error), (rank, word, str(error))
+        else:
+            raise AssertionError("no error on rank %d" % rank)
+        assert time.monotonic() - start < 10
+        again()
+
+    def again():
+        '''The group still works.'''
+        loader, buffer = load()
+        for name in buffer.key_to_rank_lidx:
+            assert buffer.get_tensor(name).eq(int(name[1])).all()
+        buffer.close()
+        loader.close()
+
+    def finish():
+        dist.destroy_process_group()
+        os._exit(0)
+""")
+
+MISTAKES = COMMON + textwrap.dedent("""
+    again()
+    mine = rank == 1
+    missing = [*files[:3], f"{folder}/none.safetensors"]
+    fails(lambda: load(missing if mine else files), "none.safetensors", own=FileNotFoundError)
+    fails(lambda: load(files[::-1] if mine else files), "ranks differ in the load", "for rank")
+    fails(lambda: load(files[:3] if mine else files), "ranks differ in the load", "nothing")
+    fails(lambda: load([*files[:3], f"{folder}/other/3.safetensors"] if mine else files),
+          "ranks differ in the load", "3.safetensors", "header")
+    fails(lambda: load(dtype=DType.F16 if mine else DType.AUTO), "dtype F16", "dtype AUTO")
+    fails(lambda: load(max_copy_block_size=0 if mine else 1), "max_copy_block_size must be positive",
+          own=ValueError)
+
+    def filtered():
+        loader = SafeTensorsFileLoader(WORLD, "cpu")
+        loader.add_filenames({0: files})
+        if mine:
+            loader.set_tensor_filter(lambda name: name.endswith("0"))
+        loader.copy_files_to_device()
+    fails(filtered, "filter")
+
+    loader, buffer = load()
+    fails(lambda: buffer.get_tensor("nope" if mine else "t0.a"), "nope", own=ValueError)
+    fails(lambda: buffer.get_tensor("t1.a" if mine else "t0.a"), "t1.a", "t0.a", "rank 1")
+    fails(lambda: buffer.get_sharded("t0.a", 1 if mine else 0), "get_sharded('t0.a', 1)")
+    fails(lambda: buffer.push_tensor("t0.a", 99 if mine else 0), "rank 99", own=ValueError)
+    fails(lambda: buffer.push_tensor("t0.a", 0) if mine else buffer.get_tensor("t0.a"),
+          "push_tensor", "get_tensor")
+    assert buffer.get_tensor("t0.a").eq(0).all()  # and this buffer is as good as before
+    buffer.close()
+
+    # A file that is cut off between open and read, by the rank that has to read it.
+    import shutil
+    cut = [*files[:1], f"{folder}/cut-{size}.safetensors", *files[2:]]
+    if rank == 0:
+        shutil.copy(files[1], cut[1])
+    dist.barrier()
+
+    def short():
+        loader = SafeTensorsFileLoader(WORLD, "cpu")
+        loader.add_filenames({r: cut[r::size] for r in range(size)})
+        dist.barrier()
+        if mine:
+            os.truncate(cut[1], os.path.getsize(cut[1]) - 100)
+        dist.barrier()
+        loader.copy_files_to_device()
+    from fastsafetensors import SafetensorError
+    fails(short, "cut", own=(SafetensorError, OSError))
+
+    # Iterations.
+    def iterate(files=files, stop=None, error=None, **options):
+        loader = ParallelLoader(WORLD, files, use_tqdm_on_load=False, timeout=20, **options)
+        for count, (name, tensor) in enumerate(loader.iterate_weights()):
+            if mine and count == error:
+                raise ZeroDivisionError("the consumer's own")
+            if mine and count == stop:
+                break
+        loader.close()
+        if mine and stop is not None:
+            raise RankError("(rank 1 left, and has no error) it broke out of its loop")
+
+    iterate()
+    fails(lambda: iterate(missing if mine else files), "none.safetensors", own=FileNotFoundError)
+    fails(lambda: iterate(files[::-1] if mine else files), "ranks differ in the plan")
+    fails(lambda: iterate(broadcast_run_tensors=3 if mine else 5), "ranks differ in the plan")
+    fails(lambda: iterate(stop=2, broadcast_run_tensors=1), "it broke out of its loop")
+    fails(lambda: iterate(error=2, broadcast_run_tensors=1), own=ZeroDivisionError)
+    fails(lambda: iterate(max_batch_bytes=1 if mine else None), "max_batch_bytes", own=ValueError)
+
+    def closes():
+        loader = ParallelLoader(WORLD, files, use_tqdm_on_load=False, broadcast_run_tensors=1)
+        iterator = loader.iterate_weights()
+        next(iterator)
+        if mine:
+            loader.close()
+            raise RankError("closed")
+        for _ in iterator:
+            pass
+    fails(closes, "closed")
+
+    # One breaks off when it has had everything: the others have, too.
+    loader = ParallelLoader(WORLD, files, use_tqdm_on_load=False)
+    total = 4 * 6
+    for count, _ in enumerate(loader.iterate_weights(), 1):
+        if mine and count == total:
+            break
+    loader.close()
+    again()
+    # All break off at once.
+    loader = ParallelLoader(WORLD, files, use_tqdm_on_load=False)
+    for _ in loader.iterate_weights():
+        break
+    loader.close()
+    again()
+    finish()
+""")
+
+ABSENT = COMMON + textwrap.dedent("""
+    again()
+    loader, buffer = load()
+    start = time.monotonic()
+    try:
+        if rank == 1:
+            if sys.argv[5] == "dies":
+                os._exit(0)
+            if sys.argv[5] == "leaves":
+                dist.destroy_process_group()
+                os._exit(0)
+            time.sleep(8)
+            os._exit(0)
+        loader.pg._timeout = datetime.timedelta(seconds=2)
+        buffer.get_tensor("t1.a")
+    except RankError as error:
+        assert "get_tensor('t1.a')" in str(error) and f"rank {rank} of {size}" in str(error), error
+        assert time.monotonic() - start < 7
+        os._exit(0)
+    os._exit(1)
+""")
+
+
+@pytest.fixture
+def folder(tmp_path, torch):
+    """Return a folder of four files whose values are their numbers."""
+    from fastsafetensors.torch import save_file
+
+    (tmp_path / "other").mkdir()
+    for number in range(4):
+        tensors = {f"t{number}.{c}": torch.full((10, 6), number) for c in "abcdef"}
+        save_file(tensors, tmp_path / f"{number}.safetensors")
+        save_file(tensors, tmp_path / f"other/{number}.safetensors", {"is": "another"})
+    return tmp_path
+
+
+def run_ranks(code, folder, size, *words):
+    """Run a program on every rank; all must end well, in time."""
+    ranks = [subprocess.Popen([sys.executable, "-c", code, folder, folder / "store", str(rank),
+                               str(size), *words], stderr=subprocess.PIPE, text=True)
+             for rank in range(size)]
+    try:
+        said = [rank.communicate(timeout=150)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_mistakes_of_one_rank(folder, size):
+    run_ranks(MISTAKES, folder, size)
+
+
+@pytest.mark.parametrize("way", ["dies", "leaves", "sleeps"])
+def test_a_rank_that_does_not_come(folder, way):
+    run_ranks(ABSENT, folder, 2, way)
