@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's part of a model: read where that is cheapest, sent where it is not. For torch.
+
+    from fastsafetensors.sharded import load_sharded, load_model_sharded
+
+    parts = load_sharded(folder, {"layers.0.wq": 0, "norm": None}, group)      # tensors
+    state = load_model_sharded(folder, mesh, {"layers.*.wq": [Shard(0)]})      # DTensors
+
+Three ways to get a part, chosen for each tensor by strategy="auto" or forced:
+
+slice       each rank reads its own part from the files;
+broadcast   one rank reads the tensor and gives it to all;
+scatter     one rank reads the tensor and sends each rank its part.
+
+Parts along dimension 0 are one range of the file, and a slice reads nothing else. Parts along
+another dimension lie in many pieces: a slice reads over the gaps. "auto" weighs those bytes against
+sending, by the speed of storage and link, measured once a group; the ranks agree on what was
+measured.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._agreement import Agreement
+from ._core import Model
+from ._torch_state import torch_dtype
+from .common import device_of
+from .frameworks import get_framework_op
+from .frameworks._torch import TorchTensor, fst_dtype
+from .st_types import Device
+from .torch import export, make_item
+
+STRATEGIES = ("auto", "slice", "broadcast", "scatter")
+
+# Tensors that are sent are read and sent in groups of this many bytes, the next one being read
+# meanwhile.
+_GROUP_BYTES = 64 << 20
+# Pieces of a slice that are closer than this are read as one (the loader's own rule).
+_GAP_BYTES = 64 << 10
+# Smaller whole tensors are read by every rank: a message would take longer.
+_SMALL_BYTES = 1 << 20
+_PROBE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of a tensor: begin and end of every dimension."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+    @property
+    def shape(self) -> list[int]:
+        """Elements in each dimension."""
+        return [e - b for b, e in zip(self.begin, self.end, strict=True)]
+
+
+@dataclass
+class Speeds:
+    """Bytes a second: of a rank's reads while all ranks read, and of a broadcast."""
+
+    storage: float
+    link: float
+
+
+class ShardedTensors(dict[str, Any]):
+    """{name: this rank's part}; `stats`: bytes_read, bytes_sent, how many tensors each way."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        super().__init__()
+        self.stats: dict[str, int] = {"bytes_read": 0, "bytes_sent": 0, "slice": 0,
+                                      "broadcast": 0, "scatter": 0}
+
+
+_measured: dict[int, Speeds] = {}
+
+
+def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Part:
+    """Return the rank's block of ceil(size / ranks) along a dimension, as torch.chunk cuts.
+
+    The last blocks may be short or empty; dim None: the whole.
+    """
+    begin, end = [0] * len(shape), list(shape)
+    if dim is not None:
+        if not -len(shape) <= dim < len(shape):
+            raise ValueError(f"dimension {dim} of a tensor of {len(shape)} dimensions")
+        block = -(-shape[dim] // ranks)
+        begin[dim] = min(rank * block, shape[dim])
+        end[dim] = min(begin[dim] + block, shape[dim])
+    return Part(tuple(begin), tuple(end))
+
+
+def over_read(shape: Sequence[int], part: Part, item_bytes: float) -> float:
+    """Bytes that reading a part takes, over the bytes of the part.
+
+    A part whose pieces are closer than 64 KiB is read with the gaps between them.
+    """
+    wanted = math.prod(part.shape)
+    if wanted == 0:
+        return 1.0
+    cut = [d for d in range(len(shape)) if part.shape[d] != shape[d]]
+    if not cut or cut[-1] == 0:
+        return 1.0
+    last = cut[-1]  # pieces are contiguous from here on
+    inner = math.prod(shape[last + 1 :])
+    gap = (shape[last] - part.shape[last]) * inner * item_bytes
+    if gap >= _GAP_BYTES:
+        return 1.0
+    return shape[last] / part.shape[last]
+
+
+def choose_way(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds, ranks: int) -> str:
+    """Choose how a tensor comes to the ranks; the same on all of them.
+
+    A slice costs over / ranks of the tensor at storage speed on each rank. Sending costs one read
+    of it, shared out among the ranks (each owns every n-th tensor), and the link: scatter each
+    other rank's part once, broadcast the tensor.
+    """
+    if whole_bytes <= _SMALL_BYTES:
+        return "slice"
+    share = whole_bytes / ranks
+    if is_whole:
+        alone = whole_bytes / speeds.storage
+        shared = share / speeds.storage + whole_bytes / speeds.link
+        return "slice" if alone <= shared else "broadcast"
+    slice_seconds = over * share / speeds.storage
+    sent = share / speeds.storage + share * (ranks - 1) / ranks / speeds.link
+    return "slice" if slice_seconds <= sent else "scatter"
+
+
+class _Load:
+    """One call of load_sharded on one rank."""
+
+    def __init__(self, model: Model, parts: Mapping[str, list[Part]], pg: Any, strategy: str,
+                 agreement: Agreement) -> None:
+        self.model, self.parts, self.pg, self.strategy = model, parts, pg, strategy
+        self.agreement = agreement
+        self.rank, self.ranks = pg.rank(), pg.size()
+        self.result = ShardedTensors()
+
+    def info(self, name: str) -> tuple[str, tuple[int, ...], int]:
+        """(dtype, shape, bytes) of a tensor."""
+        dtype, shape, size, *_ = self.model.info(self.model.find(name))
+        return dtype, shape, size
+
+    def describe(self) -> list[str]:
+        """What all ranks must have in common."""
+        lines = [f"strategy {self.strategy}"]
+        for name, parts in self.parts.items():
+            dtype, shape, size = self.info(name)
+            lines.append(f"{name!r} {dtype} {list(shape)} {size} bytes in {parts}")
+        return lines
+
+    def speeds(self) -> Speeds:
+        """Measure storage and link, once a group; the slowest rank counts."""
+        key = id(getattr(self.pg, "real_pg", self.pg))
+        if key not in _measured:
+            mine = Speeds(self._measure_storage(), self._measure_link())
+            said = self.pg.exchange_texts(f"{mine.storage} {mine.link}", "the speeds measured")
+            numbers = [tuple(map(float, text.split())) for text in said]
+            _measured[key] = Speeds(min(n[0] for n in numbers), min(n[1] for n in numbers))
+        return _measured[key]
+
+    def _measure_storage(self) -> float:
+        path = self.model.file(self.rank % max(self.model.file_count, 1))[0]
+        size = min(os.path.getsize(path), _PROBE_BYTES)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.agreement.agree("measuring storage")
+            start = time.perf_counter()
+            count = len(os.pread(fd, size, 0))
+            return max(count, 1) / max(time.perf_counter() - start, 1e-6)
+        finally:
+            os.close(fd)
+
+    def _measure_link(self) -> float:
+        data = TorchTensor(Device.from_str("cpu"), fst_dtype(torch.uint8),
+                           torch.zeros(_PROBE_BYTES, dtype=torch.uint8))
+        self.pg.broadcast(data, 0)  # connections are made by the first one
+        start = time.perf_counter()
+        self.pg.broadcast(data, 0)
+        return _PROBE_BYTES / max(time.perf_counter() - start, 1e-6)
+
+    def ways(self) -> dict[str, str]:
+        """Choose the way of every tensor."""
+        if self.ranks == 1:
+            return dict.fromkeys(self.parts, "slice")
+        if self.strategy != "auto":
+            whole = "broadcast" if self.strategy == "scatter" else self.strategy
+            return {name: whole if parts[0] == parts[-1] else self.strategy
+                    for name, parts in self.parts.items()}
+        speeds = self.speeds()
+        ways = {}
+        for name, parts in self.parts.items():
+            dtype, shape, size = self.info(name)
+            item = size / max(math.prod(shape), 1)
+            over = max(over_read(shape, part, item) for part in parts)
+            ways[name] = choose_way(size, over, parts[0] == parts[-1], speeds, self.ranks)
+        return ways
+
+    def run(self) -> ShardedTensors:
+        """Read the slices and exchange the rest."""
+        ways = self.ways()
+        for way in ways.values():
+            self.result.stats[way] += 1
+        sent = [name for name, way in ways.items() if way != "slice"]
+        groups = list(self._groups(sent))
+        ahead = self._start(groups[0]) if groups else None
+        self._read_slices([name for name, way in ways.items() if way == "slice"])
+        for number, group in enumerate(groups):
+            current = ahead
+            ahead = self._start(groups[number + 1]) if number + 1 < len(groups) else None
+            self._exchange(group, current, ways)
+        ordered = {name: self.result[name] for name in self.parts}
+        self.result.clear()
+        self.result.update(ordered)
+        return self.result
+
+    def _count(self, loader: Any) -> None:
+        self.result.stats["bytes_read"] += loader.stats()["bytes_read"]
+
+    def _read_slices(self, names: list[str]) -> None:
+        if not names:
+            return
+        items = [(name, self.parts[name][self.rank].begin, self.parts[name][self.rank].end)
+                 for name in names]
+        failure: Exception | None = None
+        try:
+            loader = self.model.load(items, mode="load")
+            try:
+                self.result.update(export(loader))
+                self._count(loader)
+            finally:
+                loader.close()
+        except Exception as error:
+            failure = error
+        self.agreement.agree("reading slices", error=failure)
+
+    def _groups(self, names: Iterable[str]) -> Iterable[list[tuple[str, int]]]:
+        """Cut tensors to groups of some bytes, each with the rank that reads it, in turn."""
+        group: list[tuple[str, int]] = []
+        total = 0
+        for number, name in enumerate(names):
+            size = self.info(name)[2]
+            if group and total + size > _GROUP_BYTES * self.ranks:
+                yield group
+                group, total = [], 0
+            group.append((name, number % self.ranks))
+            total += size
+        if group:
+            yield group
+
+    def _start(self, group: list[tuple[str, int]]) -> Any:
+        """Begin to read what this rank owns of a group; an error waits for the exchange."""
+        own = [name for name, owner in group if owner == self.rank]
+        if not own:
+            return None
+        try:
+            return self.model.load(own, mode="load", order="request")
+        except Exception as error:
+            return error
+
+    def _exchange(self, group: list[tuple[str, int]], loader: Any, ways: dict[str, str]) -> None:
+        failure: Exception | None = None
+        own: dict[str, Any] = {}
+        try:
+            if isinstance(loader, Exception):
+                raise loader
+            if loader is not None:
+                loader.wait()
+                mine = [name for name, owner in group if owner == self.rank]
+                own = {name: make_item(loader, at) for at, name in enumerate(mine)}
+                self._count(loader)
+                loader.close()
+        except Exception as error:
+            failure = error
+        self.agreement.agree("reading what is sent", error=failure)
+        for name, owner in group:
+            whole = own.pop(name, None)
+            if ways[name] == "broadcast":
+                self.result[name] = self._broadcast(name, owner, whole)
+            else:
+                self.result[name] = self._scatter(name, owner, whole)
+
+    def _wrap(self, tensor: Any) -> TorchTensor:
+        return TorchTensor(Device.from_str("cpu"), fst_dtype(tensor.dtype), tensor)
+
+    def _empty(self, name: str, shape: Sequence[int]) -> Any:
+        return torch.empty(list(shape), dtype=torch_dtype(self.info(name)[0]))
+
+    def _cut(self, whole: Any, part: Part) -> Any:
+        key = tuple(slice(b, e) for b, e in zip(part.begin, part.end, strict=True))
+        return whole[key]
+
+    def _broadcast(self, name: str, owner: int, whole: Any) -> Any:
+        """Give the owner's tensor to all, each of which keeps its part."""
+        if whole is None:
+            whole = self._empty(name, self.info(name)[1])
+        if whole.numel():
+            self.pg.broadcast(self._wrap(whole), owner)
+            if self.rank == owner:
+                self.result.stats["bytes_sent"] += whole.nbytes
+        part = self.parts[name][self.rank]
+        cut = self._cut(whole, part)
+        return whole if cut.shape == whole.shape else cut.clone()
+
+    def _scatter(self, name: str, owner: int, whole: Any) -> Any:
+        """Send each rank its part of the owner's tensor."""
+        part = self.parts[name][self.rank]
+        if self.rank != owner:
+            mine = self._empty(name, part.shape)
+            if mine.numel():
+                self.pg.recv(self._wrap(mine), owner, 0)
+            return mine
+        for rank, other in enumerate(self.parts[name]):
+            cut = self._cut(whole, other)
+            if rank != owner and cut.numel():
+                cut = cut.contiguous()
+                self.pg.send(self._wrap(cut), rank, 0)
+                self.result.stats["bytes_sent"] += cut.nbytes
+        return self._cut(whole, part).clone()
+
+
+def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
+                timeout: float | None) -> ShardedTensors:
+    """Open the model, agree on what is wanted, and get it."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+    pg = get_framework_op("pytorch").get_process_group(group, timeout)
+    agreement = Agreement(pg)
+    model = None
+    try:
+        try:
+            model = Model(files)
+            load = _Load(model, make_parts(model, pg), pg, strategy, agreement)
+            lines = load.describe()
+        except Exception as error:
+            agreement.agree("the sharded load", error=error)
+            raise
+        agreement.agree("the sharded load", lines)
+        return load.run()
+    finally:
+        if model is not None:
+            model.close()
+
+
+def load_sharded(
+    files: Any,
+    dims: Mapping[str, int | None],
+    group: Any = None,
+    *,
+    strategy: str = "auto",
+    device: Any = "cpu",
+    timeout: float | None = None,
+) -> ShardedTensors:
+    """Load this rank's parts of a model: {name: tensor}, and how that was done in `.stats`.
+
+    files: as load_file takes them; every rank must see them. dims: {name: dimension to cut, or None
+    for the whole tensor on every rank}; blocks are torch.chunk's. group: a torch.distributed group,
+    None: alone. timeout: seconds to wait for other ranks, None: the group's own.
+
+    KeyError for a name that the model lacks; RankError when another rank failed, asked for
+    something else or has other files.
+    """
+
+    def make_parts(model: Model, pg: Any) -> dict[str, list[Part]]:
+        parts = {}
+        for name, dim in dims.items():
+            index = model.find(name)
+            if index < 0:
+                raise KeyError(f"{name!r} is not in the model")
+            shape = model.info(index)[1]
+            parts[name] = [part_of(shape, dim, rank, pg.size()) for rank in range(pg.size())]
+        return parts
+
+    result = _load_parts(files, make_parts, group, strategy, timeout)
+    where = device_of(device)
+    if not where.is_cpu:
+        for name in result:
+            result[name] = result[name].to(where.as_str())
+    return result
+
+
+# ---- DTensor ----
+
+# What the tensor-parallel styles of transformers mean for a weight and a bias.
+_STYLES = {"colwise": (0, 0), "rowwise": (1, None)}
+
+
+def _placements_of(style: str, name: str) -> Any:
+    """Return [Shard or Replicate] of a style such as "colwise" for a parameter's name."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    kind = next((kind for kind in _STYLES if kind in style), None)
+    if kind is None:
+        return [Replicate()]  # "replicate", "sequence_parallel" and the like keep weights whole
+    dim = _STYLES[kind][1 if name.endswith("bias") else 0]
+    return [Replicate() if dim is None else Shard(dim)]
+
+
+def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
+    """Return the placements of a parameter, one for each dimension of the mesh.
+
+    described: placements for all, or {pattern: placements or a style of a tp_plan}; patterns match
+    the whole name, or the module's. What nothing describes is replicated.
+    """
+    from torch.distributed.tensor import Replicate
+
+    found: Any = None
+    if isinstance(described, Mapping):
+        module = name.rpartition(".")[0]
+        for pattern, value in described.items():
+            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(module, pattern):
+                found = _placements_of(value, name) if isinstance(value, str) else list(value)
+                break
+    elif described is not None:
+        found = list(described)
+    if found is None:
+        found = [Replicate()] * mesh_dims
+    if len(found) != mesh_dims:
+        raise ValueError(f"{name}: {len(found)} placements for a mesh of {mesh_dims} dimensions")
+    return list(found)
+
+
+def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],
+                 coordinate: Sequence[int]) -> Part:
+    """Return the part of a mesh coordinate: each Shard cuts what the ones before it left."""
+    begin, end = [0] * len(shape), list(shape)
+    for placement, size, at in zip(placements, sizes, coordinate, strict=True):
+        if placement.is_replicate():
+            continue
+        if not placement.is_shard() or type(placement).__name__ != "Shard":
+            raise ValueError(f"placement {placement} can't be read from a file")
+        dim = placement.dim % max(len(shape), 1)
+        inner = part_of([end[dim] - begin[dim]], 0, at, size)
+        begin[dim], end[dim] = begin[dim] + inner.begin[0], begin[dim] + inner.end[0]
+    return Part(tuple(begin), tuple(end))
+
+
+def load_model_sharded(
+    model: Any,
+    mesh: Any,
+    placements: Any = None,
+    *,
+    files: Any = None,
+    strategy: str = "auto",
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """Load a model as DTensors, of which each rank has read its own part: {name: DTensor}.
+
+    model: what to load from (files, index, folder), or a module, whose parameters then become the
+    DTensors (files says where they come from, and all its parameters must be there). mesh: a
+    DeviceMesh. placements: for all tensors, or {pattern of names: placements}; a tensor-parallel
+    plan of transformers ({"layers.*.q_proj": "colwise"}) does as well. What is not described is
+    replicated.
+    """
+    from torch.distributed.tensor import DTensor
+
+    module = model if isinstance(model, torch.nn.Module) else None
+    if module is not None and files is None:
+        raise ValueError("a module needs files= to be loaded from")
+    mesh_sizes = list(mesh.mesh.shape)
+    ranks = sorted(mesh.mesh.flatten().tolist())
+    places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
+    chosen: dict[str, list[Any]] = {}
+    whole: dict[str, tuple[int, ...]] = {}
+
+    def make_parts(opened: Model, pg: Any) -> dict[str, list[Part]]:
+        names = opened.names()
+        if module is not None:
+            wanted = dict(module.named_parameters())
+            missing = sorted(wanted.keys() - set(names))
+            if missing:
+                raise KeyError(f"the files lack {', '.join(missing[:5])}")
+            names = [name for name in names if name in wanted]
+        parts = {}
+        for name in names:
+            shape = opened.info(opened.find(name))[1]
+            chosen[name] = find_placements(name, placements, len(mesh_sizes))
+            whole[name] = shape
+            parts[name] = [part_on_mesh(shape, chosen[name], mesh_sizes, at) for at in places]
+        return parts
+
+    group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD
+    source = files if module is not None else model
+    local = _load_parts(source, make_parts, group, strategy, timeout)
+    state: dict[str, Any] = {}
+    for name, tensor in local.items():
+        moved = tensor.to(mesh.device_type)
+        stride = torch.empty(whole[name], device="meta").stride()
+        state[name] = DTensor.from_local(moved, mesh, chosen[name], run_check=False,
+                                         shape=torch.Size(whole[name]), stride=stride)
+    if module is not None:
+        module.load_state_dict(state, strict=False, assign=True)
+    return state

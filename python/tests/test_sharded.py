@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a model on the ranks of a group: every way, DTensors, what is read and sent."""
+
+import math
+
+import pytest
+from test_rank_faults import COMMON, run_ranks
+
+CODE = COMMON + """
+from fastsafetensors.sharded import load_model_sharded, load_sharded
+import fastsafetensors.sharded as sharded
+expected = torch.load(f"{folder}/expected.pt")
+path = f"{folder}/model.safetensors"
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+def block(tensor, dim):
+    if dim is None:
+        return tensor
+    n = -(-tensor.shape[dim] // size)
+    begin = min(rank * n, tensor.shape[dim])
+    return tensor.narrow(dim, begin, min(n, tensor.shape[dim] - begin))
+
+dims = {}
+for number, (name, tensor) in enumerate(expected.items()):
+    dims[name] = None if not tensor.dim() or number % 3 == 2 else number % tensor.dim()
+for strategy in ("slice", "broadcast", "scatter", "auto"):
+    got = load_sharded(path, dims, WORLD, strategy=strategy)
+    assert list(got) == list(dims)
+    for name, dim in dims.items():
+        assert same(got[name], block(expected[name], dim)), (strategy, name, dim)
+        assert dim is None or got[name].untyped_storage().nbytes() < 2 * expected[name].nbytes + 9000
+    ways = [got.stats[way] for way in ("slice", "broadcast", "scatter")]
+    assert sum(ways) == len(dims)
+    if strategy == "slice":
+        assert ways[0] == len(dims) and got.stats["bytes_sent"] == 0
+    if strategy == "scatter":
+        assert ways[0] == 0 and ways[2] > 0
+
+# Rows only: what all ranks read together is the model.
+rows = {name: 0 for name, tensor in expected.items() if tensor.dim() and tensor.numel() > 1000}
+got = load_sharded(path, rows, WORLD, strategy="slice")
+read = torch.tensor([got.stats["bytes_read"]])
+dist.all_reduce(read)
+model_bytes = sum(expected[name].nbytes for name in rows)
+assert model_bytes <= read.item() <= 1.1 * model_bytes, (read.item(), model_bytes)
+# Sent: one rank reads, all have it.
+got = load_sharded(path, rows, WORLD, strategy="scatter")
+read = torch.tensor([got.stats["bytes_read"]])
+dist.all_reduce(read)
+assert read.item() <= 1.1 * model_bytes
+
+mine = rank == 1
+fails(lambda: load_sharded(f"{folder}/none" if mine else path, rows, WORLD), "none",
+      own=FileNotFoundError)
+fails(lambda: load_sharded(path, {"none": 0} if mine else rows, WORLD), "none", own=KeyError)
+fails(lambda: load_sharded(path, {"big": 1 if mine else 0}, WORLD), "ranks differ in the sharded load")
+fails(lambda: load_sharded(path, {"big": 7 if mine else 0}, WORLD), "dimension 7", own=ValueError)
+fails(lambda: load_sharded(path, rows, WORLD, strategy="slice" if mine else "scatter"),
+      "strategy slice", "strategy scatter")
+cut = f"{folder}/cut.safetensors"
+for strategy in ("slice", "scatter"):
+    import shutil
+    if rank == 0:
+        shutil.copy(path, cut)
+    dist.barrier()
+    real = sharded._Load.ways
+    def ways(self):
+        result = real(self)
+        dist.barrier()
+        if mine:
+            os.truncate(cut, os.path.getsize(cut) // 2)
+        dist.barrier()
+        return result
+    sharded._Load.ways = ways
+    try:
+        load_sharded(cut, rows, WORLD, strategy=strategy)
+    except Exception as error:
+        assert "cut" in str(error), error
+    else:
+        raise AssertionError("no error")
+    sharded._Load.ways = real
+    again()
+
+# DTensors, by placements, patterns and a tensor-parallel plan; on meshes of one and two dimensions.
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+mesh = init_device_mesh("cpu", (size,))
+plan = {"l.*.q": "colwise", "l.*.o": "rowwise", "big": [Shard(1)]}
+state = load_model_sharded(path, mesh, plan)
+assert set(state) == set(expected)
+assert state["l.0.q.weight"].placements == (Shard(0),)
+assert state["l.0.o.weight"].placements == (Shard(1),)
+assert state["l.0.o.bias"].placements == (Replicate(),)
+for name, tensor in state.items():
+    assert isinstance(tensor, DTensor) and tensor.shape == expected[name].shape
+    assert same(tensor.full_tensor(), expected[name]), name
+    reference = torch.distributed.tensor.distribute_tensor(expected[name], mesh, tensor.placements) \
+        if expected[name].is_floating_point() and expected[name].dim() else None
+    assert reference is None or same(reference.to_local(), tensor.to_local()), name
+if size == 4:
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    state = load_model_sharded(path, square, {"big": [Shard(0), Shard(1)]})
+    assert same(state["big"].full_tensor(), expected["big"])
+    assert list(state["big"].to_local().shape) == [500, 256]
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.o = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = torch.nn.ModuleList([Layer()])
+with torch.device("meta"):
+    net = Net()
+load_model_sharded(net, mesh, plan, files=path)
+assert all(isinstance(p.data, DTensor) and not p.is_meta for p in net.parameters())
+assert same(net.l[0].q.weight.full_tensor().detach(), expected["l.0.q.weight"])
+try:
+    load_model_sharded(net, mesh, plan)
+except ValueError as error:
+    assert "files=" in str(error)
+else:
+    raise AssertionError("no error")
+finish()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, torch):
+    """Return a folder with a model, what it holds, and the files of the other tests."""
+    from fastsafetensors.torch import save_file
+
+    torch.manual_seed(0)
+    expected = {
+        "big": torch.randn(1000, 512), "wide": torch.randn(3, 400_000), "odd": torch.randn(7, 5, 3),
+        "l.0.q.weight": torch.randn(64, 64), "l.0.q.bias": torch.randn(64),
+        "l.0.o.weight": torch.randn(64, 64), "l.0.o.bias": torch.randn(64),
+        "half": torch.randn(333, 77).bfloat16(), "scalar": torch.tensor(3), "none": torch.empty(0, 4),
+        "large": torch.randn(2000, 300).half(), "flags": torch.rand(11) > 0.5,
+    }
+    expected["missing"] = expected.pop("none")
+    save_file(expected, tmp_path / "model.safetensors")
+    torch.save(expected, tmp_path / "expected.pt")
+    for number in range(4):
+        save_file({f"t{number}.a": torch.full((10, 6), number)}, tmp_path / f"{number}.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_parts(folder, size):
+    run_ranks(CODE, folder, size)
+
+
+def test_alone(folder, torch):
+    from fastsafetensors.sharded import load_sharded
+
+    got = load_sharded(folder / "model.safetensors", {"big": 0, "odd": None})
+    expected = torch.load(folder / "expected.pt")
+    assert torch.equal(got["big"], expected["big"]) and torch.equal(got["odd"], expected["odd"])
+    with pytest.raises(ValueError, match="strategy must be one of"):
+        load_sharded(folder / "model.safetensors", {"big": 0}, strategy="x")
+
+
+def test_choice(torch):
+    """The ways that "auto" takes, by speeds: the formulas of choose_way at their corners."""
+    from fastsafetensors.sharded import Part, Speeds, choose_way, over_read, part_of
+
+    slow_link, fast_link = Speeds(1e9, 1e8), Speeds(1e9, 1e12)
+    big = 1 << 30
+    assert choose_way(big, 1.0, False, slow_link, 4) == "slice"
+    assert choose_way(big, 1.0, False, fast_link, 4) == "slice"  # nobody reads less than a part
+    assert choose_way(big, 4.0, False, fast_link, 4) == "scatter"
+    assert choose_way(big, 4.0, False, slow_link, 4) == "slice"
+    assert choose_way(big, 1.0, True, fast_link, 4) == "broadcast"
+    assert choose_way(big, 1.0, True, slow_link, 4) == "slice"
+    assert choose_way(1000, 4.0, True, fast_link, 4) == "slice"  # small: no message
+    assert over_read((100, 4096), part_of((100, 4096), 0, 1, 4), 2) == 1.0
+    assert over_read((100, 4096), part_of((100, 4096), 1, 1, 4), 2) == 4.0  # 6 KiB gaps are read
+    assert over_read((100, 1 << 20), part_of((100, 1 << 20), 1, 1, 4), 2) == 1.0
+    assert over_read((3, 2), Part((3, 0), (3, 2)), 4) == 1.0
+    for rows in (0, 1, 5, 12):
+        cut = [part_of((rows, 3), 0, rank, 4).shape[0] for rank in range(4)]
+        chunks = [len(c) for c in torch.arange(rows).chunk(4)] if rows else []
+        assert cut == chunks + [0] * (4 - len(chunks)) and sum(cut) == rows
+        assert math.prod(part_of((rows, 3), None, 1, 4).shape) == rows * 3
