@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed.checkpoint on Hugging Face folders: read them, write them, on any ranks.
+
+    import torch.distributed.checkpoint as dcp
+    from fastsafetensors.checkpoint import FastSafetensorsReader, FastSafetensorsWriter
+
+    dcp.save(state_dict, storage_writer=FastSafetensorsWriter(folder))
+    dcp.load(state_dict, storage_reader=FastSafetensorsReader(folder))
+
+The folder holds whole tensors, whatever the sharding: what four ranks have saved, three can load,
+and so can anything else that reads safetensors. Each rank writes its own parts of the files, all at
+once, and reads only the parts that it has a place for. Only tensors are kept: state that is
+something else is an error (put it into a file of your own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import pathlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from ._core import Model, assign_shards, layout
+from ._saving import parse_size
+from ._torch_state import dtype_name, torch_dtype
+from .torch import wrap
+
+__all__ = ["FastSafetensorsReader", "FastSafetensorsWriter"]
+
+_INDEX = "model.safetensors.index.json"
+_TEMPORARY = ".fastsafetensors-"
+# Most bytes that were read and not yet copied to their place.
+_BUDGET_BYTES = 256 << 20
+
+
+def _done(value: Any) -> Any:
+    future: Any = Future()
+    future.set_result(value)
+    return future
+
+
+class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
+    """Reads a folder, an index or a file; on every rank only what the plan asks for."""
+
+    def __init__(self, path: str | os.PathLike[str], threads: int = 0) -> None:
+        """Keep the path; threads: of a load, 0: as many as the process may use."""
+        self._path: Any = path
+        self._threads = threads
+        self._load_id: str | None = None
+        self.stats: dict[str, Any] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a load, perhaps of another path."""
+        if checkpoint_id is not None:
+            self._path = checkpoint_id
+        self._load_id = secrets.token_hex(8)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Describe every tensor of the files as one chunk."""
+        model = Model(self._path)
+        try:
+            described: dict[str, Any] = {}
+            for index, name in enumerate(model.names()):
+                dtype, shape, *_ = model.info(index)
+                known = torch_dtype(dtype)
+                if known is None:
+                    raise ValueError(f"{name}: this torch has no dtype for {dtype}")
+                size = torch.Size(shape)
+                if dtype == "F4":
+                    size = torch.Size([*shape[:-1], shape[-1] // 2])
+                chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+                described[name] = TensorStorageMetadata(TensorProperties(known), size, [chunk])
+        finally:
+            model.close()
+        meta = StorageMeta(checkpoint_id=self._path, load_id=self._load_id)
+        return Metadata(described, storage_meta=meta)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any,
+                              **kwargs: Any) -> None:
+        """Do nothing: the files say everything."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the parts that this rank asked for, in the order of the files, to their places."""
+        model = Model(self._path)
+        try:
+            wanted = []
+            for item in plan.items:
+                if item.type is LoadItemType.BYTE_IO:
+                    raise ValueError(f"{item.storage_index.fqn} is no tensor: not in these files")
+                wanted.append((model.find(item.storage_index.fqn), item))
+            wanted.sort(key=lambda pair: (pair[0], pair[1].storage_offsets))
+            self._read(model, [item for _, item in wanted], planner)
+        finally:
+            model.close()
+        return _done(None)
+
+    def _read(self, model: Model, items: list[Any], planner: LoadPlanner) -> None:
+        if not items:
+            return
+        request: list[Any] = []
+        largest = 0
+        for item in items:
+            begin, lengths = list(item.storage_offsets), list(item.lengths)
+            index = model.find(item.storage_index.fqn)
+            dtype, shape, size, *_ = model.info(index)
+            if dtype == "F4" and shape:  # torch counts pairs
+                begin[-1] *= 2
+                lengths[-1] *= 2
+            end = [b + n for b, n in zip(begin, lengths, strict=True)]
+            request.append((item.storage_index.fqn, begin, end))
+            largest = max(largest, size * math.prod(lengths) // max(math.prod(shape), 1))
+        budget = max(_BUDGET_BYTES, 2 * largest)
+        loader = model.load(request, mode="load", order="request", threads=self._threads,
+                            budget=budget)
+        try:
+            for item, tensor in zip(items, loader, strict=True):
+                target = planner.resolve_tensor(item).detach()
+                source = wrap(tensor)
+                if target.shape != source.shape:
+                    raise ValueError(f"{item.storage_index.fqn}: {list(source.shape)} elements of "
+                                     f"the file for a place of {list(target.shape)}")
+                target.copy_(source)
+                planner.commit_tensor(item, target)
+            self.stats = loader.stats()
+        finally:
+            loader.close()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Tell whether a path can be read by this class."""
+        path = pathlib.Path(checkpoint_id)
+        return path.suffix in (".safetensors", ".json") or any(path.glob("*.safetensors"))
+
+
+@dataclass
+class _Place:
+    """Where a tensor lies: the file under its temporary name, and from which byte on."""
+
+    path: str
+    offset: int
+    shape: tuple[int, ...]
+
+
+def _write_all(fd: int, tensor: Any, offset: int) -> None:
+    """Write a packed tensor's bytes at an offset."""
+    view = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
+
+
+def _write_chunk(place: _Place, chunk: ChunkStorageMetadata, tensor: Any) -> None:
+    """Write a chunk of a tensor to its pieces of the file."""
+    sizes, shape = list(chunk.sizes), list(place.shape)
+    if tensor.numel() == 0:
+        return
+    item = tensor.element_size()
+    cut = [d for d in range(len(shape)) if sizes[d] != shape[d]]
+    if not cut or cut[-1] == 0:  # one piece
+        begin = chunk.offsets[0] * math.prod(shape[1:]) if shape else 0
+        fd = os.open(place.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            _write_all(fd, tensor, place.offset + begin * item)
+        finally:
+            os.close(fd)
+        return
+    end = place.offset + math.prod(shape) * item
+    mapped = torch.from_file(place.path, shared=True, size=end, dtype=torch.uint8)
+    whole = mapped[place.offset : end].view(tensor.dtype).view(shape)
+    key = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, sizes, strict=True))
+    whole[key].copy_(tensor)
+
+
+class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
+    """Writes a Hugging Face folder: model.safetensors, or numbered files and their index.
+
+    The coordinator lays the files out under temporary names, every rank writes its parts, and when
+    all have, the files get their names, the index last. Until then the folder's old model is whole;
+    a rank that dies leaves it so, and the next save removes what was begun.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        max_shard_size: int | str = "5GB",
+        metadata: dict[str, str] | None = None,
+        *,
+        durable: bool = False,
+    ) -> None:
+        """Keep the settings; durable: wait until files and folder are on the device."""
+        super().__init__()
+        self._path = pathlib.Path(path)
+        self._limit = parse_size(max_shard_size)
+        self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
+        self._durable = durable
+        self._files: list[tuple[str, str]] = []  # (temporary, final), on the coordinator
+        self._weight_map: dict[str, str] = {}
+        self._total = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save, perhaps to another path."""
+        if checkpoint_id is not None:
+            self._path = pathlib.Path(checkpoint_id)
+        self._files, self._weight_map, self._total = [], {}, 0
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Make the folder, and remove what an interrupted save has left."""
+        if is_coordinator:
+            self._path.mkdir(parents=True, exist_ok=True)
+            for left in self._path.glob(f"{_TEMPORARY}*"):
+                left.unlink()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Refuse what is no tensor."""
+        for item in plan.items:
+            if item.type is WriteItemType.BYTE_IO:
+                raise ValueError(f"{item.index.fqn} is no tensor: these files keep tensors only")
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Lay the files out, and tell every rank where its parts go. On the coordinator."""
+        tensors: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        for plan in plans:
+            for item in plan.items:
+                data: Any = item.tensor_data
+                dtype, shape = data.properties.dtype, tuple(data.size)
+                size = math.prod(shape) * dtype.itemsize
+                name = dtype_name(dtype)
+                if name is None:
+                    raise ValueError(f"{item.index.fqn}: the format has no dtype for {dtype}")
+                if name == "F4":
+                    raise ValueError(f"{item.index.fqn}: 4-bit floats can't be saved in parts")
+                tensors[item.index.fqn] = (name, shape, size)
+        places = self._make_files(tensors)
+        return [
+            replace(plan, storage_data={i.index.fqn: places[i.index.fqn] for i in plan.items})
+            for plan in plans
+        ]
+
+    def _make_files(self, tensors: dict[str, Any]) -> dict[str, _Place]:
+        names = list(tensors)
+        file_of, count = assign_shards([tensors[name][2] for name in names], None, self._limit)
+        count = max(count, 1)
+        mark = secrets.token_hex(4)
+        places: dict[str, _Place] = {}
+        for number in range(count):
+            final = ("model.safetensors" if count == 1
+                     else f"model-{number + 1:05d}-of-{count:05d}.safetensors")
+            temporary = str(self._path / f"{_TEMPORARY}{mark}-{number}")
+            own = [name for name, file in zip(names, file_of, strict=True) if file == number]
+            rows: list[Any] = [(name, tensors[name][0], tensors[name][1], None, tensors[name][2])
+                               for name in own]
+            header, begins, size, _ = layout(None, rows, self._metadata)
+            with open(temporary, "xb") as file:
+                file.write(header)
+                if size > len(header):
+                    os.posix_fallocate(file.fileno(), 0, size)
+            self._files.append((temporary, final))
+            for name, begin in zip(own, begins, strict=True):
+                places[name] = _Place(temporary, begin, tensors[name][1])
+                self._weight_map[name] = final
+        self._total = sum(size for *_, size in tensors.values())
+        return places
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's parts."""
+        results = []
+        for item in plan.items:
+            data: Any = item.tensor_data
+            tensor = planner.resolve_data(item)
+            assert isinstance(tensor, torch.Tensor)
+            tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            _write_chunk(plan.storage_data[item.index.fqn], data.chunk, tensor)
+            results.append(WriteResult(item.index, tensor.nbytes, None))
+        if self._durable:
+            for path in sorted({place.path for place in plan.storage_data.values()}):
+                _sync(path)
+        return _done(results)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Give the files their names, the index last. On the coordinator, when all have written."""
+        old = self._listed()
+        for temporary, final in self._files:
+            if self._durable:
+                _sync(temporary)
+            os.replace(temporary, self._path / final)
+        kept = {final for _, final in self._files}
+        index = self._path / _INDEX
+        if len(self._files) > 1:
+            text = json.dumps({"metadata": {"total_size": self._total},
+                               "weight_map": self._weight_map}, indent=2, sort_keys=True)
+            begun = self._path / f"{_TEMPORARY}index"
+            begun.write_text(text + "\n")
+            if self._durable:
+                _sync(begun)
+            os.replace(begun, index)
+        else:
+            index.unlink(missing_ok=True)
+        for name in old - kept:
+            with contextlib.suppress(OSError):
+                (self._path / name).unlink()
+        if self._durable:
+            _sync(self._path)
+
+    def _listed(self) -> set[str]:
+        """Return the files of the model that is in the folder now."""
+        try:
+            listed = json.loads((self._path / _INDEX).read_text())["weight_map"].values()
+        except (OSError, ValueError, KeyError):
+            listed = []
+        names: Sequence[str] = [name for name in listed if os.path.basename(name) == name]
+        return {*names, "model.safetensors"}
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return what identifies the checkpoint."""
+        return StorageMeta(checkpoint_id=str(self._path))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Tell whether a path can be written to by this class: any local one can."""
+        return "://" not in str(checkpoint_id)
+
+
+def _sync(path: Any) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
