@@ -10,7 +10,12 @@ from typing import Any
 from ._agreement import Agreement
 from ._core import error_class
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
-from .st_types import Device, DType
+from .st_types import Device, DType, converted
+
+STRATEGIES = ("auto", "slice", "broadcast", "scatter")
+
+# Tensors up to this size are given whole to all ranks, which take their part.
+_SMALL_BYTES = 1 << 20
 
 
 class LoadedFile:
@@ -25,6 +30,8 @@ class LoadedFile:
         self._indices = dict(zip(names, range(len(names)), strict=True))
         self.raws: dict[str, Any] = {}
         self.tensors: dict[str, TensorBase] = {}
+        self.dtype = DType.AUTO
+        self.closed = False
 
     def raw(self, name: str, framework: FrameworkOpBase) -> Any:
         """Return a tensor of the framework, made when it is first asked for, the same ever after.
@@ -38,20 +45,37 @@ class LoadedFile:
             return self.tensors[name].get_raw()
         loader = self.loader
         if loader is None:
-            raise error_class()("the buffer is closed")
+            return self.read(name, None, framework)
         return self.raws.setdefault(name, framework.make(loader, self._indices[name]))
+
+    def read(
+        self, name: str, box: tuple[list[int], list[int]] | None, framework: FrameworkOpBase
+    ) -> Any:
+        """Read a tensor, or the box [begin, end) of it, by itself. Of files not read beforehand."""
+        if self.closed:
+            raise error_class()("the buffer is closed")
+        item = name if box is None else (name, *box)
+        wish = None if self.dtype is DType.AUTO else self.dtype.value
+        loader = self.metadata.model.load([item], mode="load", dtype=wish)
+        try:
+            return framework.make(loader, 0)
+        finally:
+            loader.close()
 
     def get(self, name: str, framework: FrameworkOpBase) -> TensorBase:
         """Return the same tensor as a TensorBase."""
         found = self.tensors.get(name)
         if found is None:
             raw = self.raw(name, framework)
+            if self.loader is None:
+                return framework.wrap_tensor(raw)
             dtype = DType(self.loader.item(self._indices[name]).dtype)
             found = self.tensors.setdefault(name, framework.adopt(raw, dtype))
         return found
 
     def close(self) -> None:
         """Let go of the load and its tensors; those handed out stay valid."""
+        self.closed = True
         if self.loader is not None:
             self.loader.close()
         self.loader = None
@@ -85,6 +109,7 @@ class FilesBufferOnDevice:
         device: Device | None = None,
         dtype: DType = DType.AUTO,
         agreement: Agreement | None = None,
+        strategy: str = "auto",
     ) -> None:
         """Index the files by name; ValueError for a name in two of them."""
         self.rank_loaders = rank_loaders
@@ -95,6 +120,8 @@ class FilesBufferOnDevice:
         self._closed = False
         self._agreement = agreement or Agreement(pg)
         self._settled = False
+        self._strategy = strategy
+        self.reads_slices = strategy == "slice" and pg.size() > 1
         self.key_to_rank_lidx: dict[str, tuple[int, int]] = {}
         for rank in sorted(rank_loaders):
             for index, file in enumerate(rank_loaders[rank]):
@@ -180,7 +207,7 @@ class FilesBufferOnDevice:
             return owner, file.get(name, self.framework).contiguous()
         frame = file.metadata.tensors[name]
         return owner, self.framework.get_empty_tensor(
-            list(frame.shape), frame.dtype, Device.from_str("cpu")
+            list(frame.shape), converted(frame.dtype, self._dtype), Device.from_str("cpu")
         )
 
     def _everywhere(self, name: str, what: str) -> TensorBase:
@@ -224,17 +251,71 @@ class FilesBufferOnDevice:
 
     def _part(self, name: str, dim: int) -> TensorBase:
         """Return this rank's block of ceil(size / ranks) along a dimension; -1: all of it."""
-        tensor = self._everywhere(name, f"get_sharded({name!r}, {dim})")
-        ranks = self.pg.size()
-        if dim == -1 or ranks == 1:
+        what = f"get_sharded({name!r}, {dim})"
+        if dim == -1 or self.pg.size() == 1:
+            return self._everywhere(name, what)
+        if self.reads_slices:
+            tensor = self._begin(what, lambda: (0, self._slice(name, dim)))[1]
+            assert tensor is not None
             return tensor
-        shape = tensor.get_shape()
+        if self._strategy == "broadcast" or self._is_small(name):
+            tensor = self._everywhere(name, what)
+            return tensor[self._block(name, dim, self.pg.rank())].contiguous()
+        return self._scatter(name, dim, what)
+
+    def _is_small(self, name: str) -> bool:
+        """Tell whether "auto" gives a tensor whole to all: one message instead of many."""
+        if self._strategy == "scatter":
+            return False
+        found = self.key_to_rank_lidx.get(name)
+        if found is None:
+            return True  # the error comes from there
+        file = self.rank_loaders[found[0]][found[1]]
+        return bool(file.metadata.tensor_bytes(name) <= _SMALL_BYTES)
+
+    def _block(self, name: str, dim: int, rank: int) -> tuple[slice, ...]:
+        """Return a rank's block along a dimension as an index. ValueError for no such dimension."""
+        shape = self._file(name)[1].metadata.tensors[name].shape
         if not 0 <= dim < len(shape):
             raise ValueError(f"get_sharded: {name} has no dimension {dim}")
-        block = -(-shape[dim] // ranks)
-        begin = min(self.pg.rank() * block, shape[dim])
-        key = (slice(None),) * dim + (slice(begin, min(begin + block, shape[dim])),)
-        return tensor[key].contiguous()
+        block = -(-shape[dim] // self.pg.size())
+        begin = min(rank * block, shape[dim])
+        return (slice(None),) * dim + (slice(begin, min(begin + block, shape[dim])),)
+
+    def _slice(self, name: str, dim: int) -> TensorBase:
+        """Read this rank's own block from the file."""
+        file = self._file(name)[1]
+        cut = self._block(name, dim, self.pg.rank())[dim]
+        end = list(file.metadata.tensors[name].shape)
+        begin = [0] * len(end)
+        begin[dim], end[dim] = cut.start, cut.stop
+        return self.framework.wrap_tensor(file.read(name, (begin, end), self.framework))
+
+    def _scatter(self, name: str, dim: int, what: str) -> TensorBase:
+        """Return this rank's block, sent by the rank that has the tensor."""
+        rank = self.pg.rank()
+
+        def prepare() -> tuple[int, TensorBase | None]:
+            owner, file = self._file(name)
+            cut = self._block(name, dim, rank)
+            if rank == owner:
+                return owner, file.get(name, self.framework)
+            shape = list(file.metadata.tensors[name].shape)
+            shape[dim] = cut[dim].stop - cut[dim].start
+            dtype = converted(file.metadata.tensors[name].dtype, self._dtype)
+            return owner, self.framework.get_empty_tensor(shape, dtype, Device.from_str("cpu"))
+
+        owner, tensor = self._begin(what, prepare)
+        assert tensor is not None
+        if rank != owner:
+            if tensor.get_nbytes():
+                self.pg.recv(tensor, owner, 0)
+            return tensor
+        for other in range(self.pg.size()):
+            part = tensor[self._block(name, dim, other)]
+            if other != rank and part.get_nbytes():
+                self.pg.send(part.contiguous(), other, 0)
+        return tensor[self._block(name, dim, rank)].contiguous()
 
     def get_sharded_wrapped(
         self, name: str, dim: int, device: Any = None, dtype: Any = DType.AUTO

@@ -15,7 +15,7 @@ from ._progress import wait
 from ._types import Paths
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
-from .file_buffer import FilesBufferOnDevice, LoadedFile
+from .file_buffer import STRATEGIES, FilesBufferOnDevice, LoadedFile
 from .frameworks import get_framework_op
 from .st_types import Device, DType
 
@@ -86,8 +86,10 @@ class BaseSafeTensorsFileLoader:
 
     pg: a process group, SingleGroup() or None. In a group, all ranks make the same calls in the
     same order; a rank that fails, or calls something else, is a RankError on the others. timeout:
-    seconds to wait for other ranks, None: the group's own. Extra keywords go to the reader's
-    factory.
+    seconds to wait for other ranks, None: the group's own. strategy: how get_sharded() gets a part
+    in a group: "slice", each rank reads its own from the file; "broadcast" or "scatter", the file's
+    rank reads it all and gives it to the others whole or in parts; "auto": scatter, but small
+    tensors whole. Extra keywords go to the reader's factory.
     """
 
     def __init__(
@@ -99,9 +101,13 @@ class BaseSafeTensorsFileLoader:
         disable_cache: bool = True,
         framework: str = "pytorch",
         timeout: float | None = None,
+        strategy: str = "auto",
         **kwargs: Any,
     ) -> None:
         """Check the settings; nothing is read yet."""
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+        self.strategy = strategy
         self.framework = get_framework_op(framework)
         self.pg = self.framework.get_process_group(pg, timeout)
         self.agreement = Agreement(self.pg)
@@ -231,15 +237,18 @@ class BaseSafeTensorsFileLoader:
             files = self._make_files()
             buffer = FilesBufferOnDevice(
                 files, self.pg, self.framework, device=self.device, dtype=wanted,
-                agreement=self.agreement,
+                agreement=self.agreement, strategy=self.strategy,
             )
         except Exception as error:
             self.agreement.agree("the load", error=error)
             raise
+        for rank_files in files.values():
+            for file in rank_files:
+                file.dtype = wanted
         self.agreement.agree("the load", self._describe(wanted))
         failure: Exception | None = None
         try:
-            for file in files.get(self.pg.rank(), []):
+            for file in files.get(self.pg.rank(), []) if not buffer.reads_slices else []:
                 self._read(file, wanted, use_buf_register, max_copy_block_size)
         except Exception as error:
             failure = error
@@ -251,7 +260,7 @@ class BaseSafeTensorsFileLoader:
         """What all ranks must have in common before they read."""
         if self.pg.size() == 1:
             return []
-        lines = [f"dtype {dtype.value}"]
+        lines = [f"dtype {dtype.value}", f"strategy {self.strategy}"]
         for path, (metadata, rank) in self.meta.items():
             name = os.path.basename(os.fspath(path))
             lines.append(
@@ -319,6 +328,7 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         framework: str = "pytorch",
         use_fgds: bool = False,
         timeout: float | None = None,
+        strategy: str = "auto",
     ) -> None:
         """Check the settings; nothing is read yet."""
         if bbuf_size_kb <= 0 or max_threads <= 0:
@@ -326,7 +336,9 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
                 f"bbuf_size_kb and max_threads must be positive, not {bbuf_size_kb}, {max_threads}"
             )
         kind = "nogds" if nogds else "fgds" if use_fgds else "gds"
-        super().__init__(pg, device, kind, set_numa, disable_cache, framework, timeout)
+        super().__init__(
+            pg, device, kind, set_numa, disable_cache, framework, timeout, strategy
+        )
         self.max_threads = max_threads
 
 

@@ -34,12 +34,11 @@ from ._agreement import Agreement
 from ._core import Model
 from ._torch_state import torch_dtype
 from .common import device_of
+from .file_buffer import STRATEGIES
 from .frameworks import get_framework_op
 from .frameworks._torch import TorchTensor, fst_dtype
 from .st_types import Device
 from .torch import export, make_item
-
-STRATEGIES = ("auto", "slice", "broadcast", "scatter")
 
 # Tensors that are sent are read and sent in groups of this many bytes, the next one being read
 # meanwhile.

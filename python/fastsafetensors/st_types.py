@@ -107,3 +107,25 @@ class Device:
     def is_cpu(self) -> bool:
         """Tell whether it is the CPU."""
         return self.type is DeviceType.CPU
+
+
+_FLOAT_NAMES = ("F64", "F32", "F16", "BF16", "F8_", "F6_", "F4")
+
+
+def _is_float(dtype: DType) -> bool:
+    return dtype.value.startswith(_FLOAT_NAMES)
+
+
+def converted(source: DType, wanted: DType) -> DType:
+    """Return the dtype that a load with a wish makes of a tensor's.
+
+    Floats become any float type, integers wider ones that hold every value; others stay.
+    """
+    if wanted in (DType.AUTO, source):
+        return source
+    if _is_float(source) and _is_float(wanted):
+        return wanted
+    kinds = [dtype.value[0] for dtype in (source, wanted)]
+    if any(kind not in "UI" for kind in kinds) or DTYPE_SIZES[wanted] <= DTYPE_SIZES[source]:
+        return source
+    return source if kinds == ["I", "U"] else wanted

@@ -18,13 +18,16 @@ RANK = textwrap.dedent("""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     expected = torch.load(f"{folder}/expected.pt")
     files = [f"{folder}/{i}.safetensors" for i in range(4)]
+    large = expected.pop("large")
 
+    files.append(f"{folder}/large.safetensors")
     loader = SafeTensorsFileLoader(dist.group.WORLD, "cpu", nogds=True)
     loader.add_filenames({0: files[:3], 1: files[3:]})      # uneven, empty for the others
     fb = loader.copy_files_to_device()
     same = lambda a, b: a.dtype == b.dtype and a.shape == b.shape and torch.equal(
         a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
-    for name in fb.key_to_rank_lidx:
+    assert same(fb.get_tensor("large"), large)
+    for name in expected:
         assert same(fb.get_tensor(name), expected[name]), name
         assert same(fb.get_tensor(name), expected[name]), name     # and once more
     for name, tensor in expected.items():
@@ -46,6 +49,30 @@ RANK = textwrap.dedent("""
     fb.close()
     loader.close()
 
+    for strategy in ("auto", "slice", "broadcast", "scatter"):
+        loader = SafeTensorsFileLoader(dist.group.WORLD, "cpu", strategy=strategy)
+        loader.add_filenames({0: files[:3], 1: files[3:]})
+        fb = loader.copy_files_to_device(dtype=DType.F32)
+        for name, tensor in {**expected, "large": large}.items():
+            floats = tensor.is_floating_point() and not tensor.is_complex()
+            tensor = tensor.float() if floats else tensor
+            assert same(fb.get_tensor(name), tensor), (strategy, name)
+            for dim in range(tensor.dim()):
+                block = -(-tensor.shape[dim] // size)
+                begin = min(rank * block, tensor.shape[dim])
+                wanted = tensor.narrow(dim, begin, min(block, tensor.shape[dim] - begin))
+                assert same(fb.get_sharded(name, dim), wanted), (strategy, name, dim)
+            assert same(fb.get_sharded(name, -1), tensor)
+        try:
+            fb.get_sharded("large", 7)
+        except ValueError as error:
+            assert "no dimension 7" in str(error)
+        else:
+            raise AssertionError("no error")
+        fb.close()
+        loader.close()
+
+    files.pop()
     calls = []
     real = dist.broadcast
     dist.broadcast = lambda *a, **k: (calls.append(1), real(*a, **k))[1]
@@ -100,7 +127,9 @@ def test_ranks(tmp_path, torch, size):
         part |= {f"f{number}.scalar": torch.tensor(2.0), f"f{number}.none": torch.empty(0, 2)}
         save_file(part, tmp_path / f"{number}.safetensors")
         expected |= part
-    torch.save(expected, tmp_path / "expected.pt")
+    large = {"large": torch.randn(701, 800)}  # above what "auto" gives whole to all
+    save_file(large, tmp_path / "large.safetensors")
+    torch.save(expected | large, tmp_path / "expected.pt")
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, tmp_path, tmp_path / "store", str(rank),
                                str(size)], stderr=subprocess.PIPE, text=True)
              for rank in range(size)]
