@@ -109,7 +109,7 @@ class Device:
         return self.type is DeviceType.CPU
 
 
-_FLOAT_NAMES = ("F64", "F32", "F16", "BF16", "F8_", "F6_", "F4")
+_FLOAT_NAMES = ("F64", "F32", "F16", "BF16", "F8_", "F4")  # 6-bit floats are not converted
 
 
 def _is_float(dtype: DType) -> bool:
@@ -119,7 +119,8 @@ def _is_float(dtype: DType) -> bool:
 def converted(source: DType, wanted: DType) -> DType:
     """Return the dtype that a load with a wish makes of a tensor's.
 
-    Floats become any float type, integers wider ones that hold every value; others stay.
+    Floats become any float type, integers wider ones that hold every value; others stay. The rule
+    is the loads' own, for ranks that only receive.
     """
     if wanted in (DType.AUTO, source):
         return source

@@ -148,3 +148,21 @@ def fastsafetensors_error():
     import fastsafetensors
 
     return fastsafetensors.SafetensorError
+
+
+def test_the_rule_that_ranks_expect(tmp_path, torch):
+    """st_types.converted() says for every pair what a load really does."""
+    from fastsafetensors._core import DTYPES, Model
+    from fastsafetensors.st_types import DTYPE_SIZES, DType, converted
+
+    for source in DTYPES:
+        nbytes = int(8 * DTYPE_SIZES[DType(source)])
+        header = ('{"a":{"dtype":"%s","shape":[8],"data_offsets":[0,%d]}}' % (source, nbytes))
+        path = tmp_path / "m"
+        path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(nbytes))
+        model = Model(path)
+        for wanted in DTYPES:
+            loader = model.load(mode="load", dtype=wanted)
+            assert loader.item(0).dtype == converted(DType(source), DType(wanted)).value, (
+                source, wanted)
+            loader.close()
