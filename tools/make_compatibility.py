@@ -28,6 +28,9 @@ ROWS = [
         ("wrong arguments", "test_refusals"),
         ("process_extension_config", "test_configuration"),
         ("torch ProcessGroup of several ranks (gloo), uneven files", "test_ranks"),
+        ("one rank fails, asks for something else, leaves", "test_mistakes_of_one_rank"),
+        ("one rank dies, or does not come", "test_a_rank_that_does_not_come"),
+        ("ranks on two hosts", "test_two_hosts"),
         ("device cuda", ""),
     ]),
     ("fastsafetensors 0.5: FilesBufferOnDevice", [

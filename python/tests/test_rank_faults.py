@@ -205,3 +205,74 @@ def test_mistakes_of_one_rank(folder, size):
 @pytest.mark.parametrize("way", ["dies", "leaves", "sleeps"])
 def test_a_rank_that_does_not_come(folder, way):
     run_ranks(ABSENT, folder, 2, way)
+
+
+SAVES = COMMON + textwrap.dedent("""
+    import json
+    from fastsafetensors.sharded_save import save_on_ranks
+    from fastsafetensors.torch import load_file
+
+    def tensors(plus=0):
+        return {f"r{rank}.{c}": torch.full((100 + rank,), rank + plus) for c in "ab"}
+    target = f"{folder}/saved"
+    path = save_on_ranks(tensors(), target, WORLD, durable=True)
+    assert path == f"{target}/model.safetensors.index.json"
+    mine = rank == 1
+
+    def check():
+        dist.barrier()
+        got = load_file(target)
+        assert sorted(got) == sorted(f"r{r}.{c}" for r in range(size) for c in "ab")
+        assert all(t.eq(int(name[1])).all() for name, t in got.items())
+        names = sorted(os.listdir(target))
+        assert len(names) == size + 1 and not any(n.startswith(".") for n in names), names
+        dist.barrier()
+    check()
+    fails(lambda: save_on_ranks({**tensors(5), **({"x": 3} if mine else {})}, target, WORLD),
+          own=ValueError)
+    check()
+    sparse = torch.eye(3).to_sparse()
+    fails(lambda: save_on_ranks({**tensors(5), **({"x": sparse} if mine else {})}, target, WORLD),
+          "sparse", own=ValueError)
+    check()
+    import fastsafetensors.sharded_save as saving
+    real = saving.save_file
+    def full(*arguments, **options):
+        if mine:
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **options)
+    saving.save_file = full
+    fails(lambda: save_on_ranks(tensors(5), target, WORLD), "No space left", own=OSError)
+    saving.save_file = real
+    check()
+    try:
+        save_on_ranks({**tensors(5), "same": torch.ones(2)}, target, WORLD)
+    except ValueError as error:
+        assert "'same' is on rank 0 and on rank 1" in str(error)
+    else:
+        raise AssertionError("no error")
+    check()
+    fails(lambda: save_on_ranks(tensors(5), target, WORLD, {"a": "1" if mine else "2"}), "metadata")
+    check()
+    save_on_ranks(tensors(), target, WORLD)
+    check()
+    if size == 2:  # one dies while the other writes
+        def die(*arguments, **options):
+            if mine:
+                os._exit(0)
+            return real(*arguments, **options)
+        saving.save_file = die
+        try:
+            save_on_ranks(tensors(5), target, WORLD)
+        except RankError:
+            got = load_file(f"{target}/model.safetensors.index.json")
+            assert all(t.eq(int(name[1])).all() for name, t in got.items())
+            os._exit(0)
+        os._exit(1)
+    finish()
+""")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_saving_on_ranks(folder, size):
+    run_ranks(SAVES, folder, size)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving a model whose tensors are spread over ranks: a file a rank, written at the same time.
+
+    from fastsafetensors.sharded_save import save_on_ranks
+
+    save_on_ranks(my_tensors, "folder", dist.group.WORLD)
+
+For pipeline and expert parallelism, where each tensor is whole on one rank. Tensors that are cut
+over ranks (DTensors) are saved by fastsafetensors.checkpoint, which writes ranges of common files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from ._agreement import Agreement
+from ._torch_state import check_tensors
+from .frameworks import get_framework_op
+from .torch import save_file
+
+__all__ = ["save_on_ranks"]
+
+_INDEX = "model.safetensors.index.json"
+_TEMPORARY = ".fastsafetensors-rank-"
+
+
+def _sync(path: pathlib.Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _check_unique(every: list[list[list[Any]]]) -> None:
+    """ValueError for a name on two ranks."""
+    seen: dict[str, int] = {}
+    for rank, rows in enumerate(every):
+        for name, _ in rows:
+            if name in seen:
+                raise ValueError(f"{name!r} is on rank {seen[name]} and on rank {rank}")
+            seen[name] = rank
+
+
+def _publish(folder: pathlib.Path, temporary: list[pathlib.Path], final: list[str],
+             every: list[list[list[Any]]], durable: bool) -> None:
+    """Give the files their names, the index last; then remove those of an earlier save."""
+    index = folder / _INDEX
+    try:
+        old = set(json.loads(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError):
+        old = set()
+    for begun, name in zip(temporary, final, strict=True):
+        os.replace(begun, folder / name)
+    weight_map = {name: final[rank] for rank, rows in enumerate(every) for name, _ in rows}
+    total = sum(size for rows in every for _, size in rows)
+    begun = folder / f"{_TEMPORARY}index"
+    begun.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map},
+                                indent=2, sort_keys=True) + "\n")
+    if durable:
+        _sync(begun)
+    os.replace(begun, index)
+    for name in old - set(final):
+        if os.path.basename(name) == name:
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()
+    if durable:
+        _sync(folder)
+
+
+def save_on_ranks(
+    tensors: dict[str, Any],
+    folder: str | os.PathLike[str],
+    group: Any = None,
+    metadata: dict[str, str] | None = None,
+    *,
+    durable: bool = False,
+    timeout: float | None = None,
+) -> str:
+    """Save {name: torch.Tensor} of all ranks as one sharded model; return the index's path.
+
+    Each rank writes its own tensors to model-RANK-of-RANKS.safetensors, under a hidden name; when
+    all have, rank 0 gives the files their names, the index last. An error on one rank is one on
+    all, and that or a rank that dies leaves the folder's old model as it was. All ranks must see
+    the folder. metadata goes to every file; without it, {"format": "pt"}.
+
+    ValueError for a name on two ranks; RankError for what happened on another rank.
+    """
+    pg = get_framework_op("pytorch").get_process_group(group, timeout)
+    agreement = Agreement(pg)
+    place, rank, ranks = pathlib.Path(folder), pg.rank(), pg.size()
+    temporary = [place / f"{_TEMPORARY}{number}.safetensors" for number in range(ranks)]
+    final = [f"model-{number + 1:05d}-of-{ranks:05d}.safetensors" for number in range(ranks)]
+    failure: Exception | None = None
+    mine: list[list[Any]] = []
+    try:
+        check_tensors(tensors, metadata)
+        place.mkdir(parents=True, exist_ok=True)
+        for left in place.glob(f"{_TEMPORARY}*") if rank == 0 else []:
+            left.unlink()  # of a save that was interrupted; nobody has begun to write yet
+        mine = [[name, tensor.nbytes] for name, tensor in tensors.items()]
+    except Exception as error:
+        failure = error
+    agreement.agree("a sharded save", [f"{ranks} files", f"metadata {metadata}"], failure)
+    every = [json.loads(text) for text in pg.exchange_texts(json.dumps(mine), "the names")]
+    try:
+        try:
+            _check_unique(every)
+            save_file(tensors, temporary[rank], {"format": "pt"} if metadata is None else metadata,
+                      durable=durable)
+        except Exception as error:
+            failure = error
+        agreement.agree("the end of writing", error=failure)
+        try:
+            if rank == 0:
+                _publish(place, temporary, final, every, durable)
+        except Exception as error:
+            failure = error
+        agreement.agree("the new names", error=failure)
+    except BaseException:
+        temporary[rank].unlink(missing_ok=True)
+        raise
+    return str(place / _INDEX)
