@@ -11,13 +11,13 @@ SOURCES := $(shell find src include python cli man meson.build meson_options.txt
 	README.md -type f -not -name '*.pyc' 2>/dev/null)
 SECONDS_FUZZ := $(or $(SECONDS),60)
 
-.PHONY: all demo test unittest lint install install-test dist bench fuzz test-aarch64 clean help
+.PHONY: all demo test unittest lint install install-test dist bench fuzz coverage soak test-aarch64 clean help
 
 all: $(RELEASE)/build.ninja
 	@$(BIN)/ninja -C $(RELEASE)
 
 help:
-	@echo "make demo | test | lint | install [PREFIX=DIR] | install-test | dist | bench | fuzz"
+	@echo "make demo | test | lint | install [PREFIX=DIR] | install-test | dist | bench | fuzz | coverage | soak"
 
 # ---- set-up, each step once ----
 
@@ -83,6 +83,15 @@ bench: all $(VENV)/.test-ready $(VENV)/.package-ready
 
 fuzz: $(VENV)/.build-ready
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)
+
+# Lines and branches of src/ that the C tests reach; the report goes to build/coverage.
+coverage: $(VENV)/.build-ready
+	@$(PIP) install gcovr
+	@$(BIN)/python tools/measure_coverage.py
+
+# Thousands of loads and saves in one process: memory and descriptors stay level.
+soak: $(VENV)/.test-ready $(VENV)/.package-ready
+	@$(BIN)/python tools/soak.py $(SOAK_ARGS)
 
 # The C tests cross-built for aarch64 and run under qemu; skipped by name without the tools.
 test-aarch64: $(VENV)/.build-ready

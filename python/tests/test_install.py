@@ -164,3 +164,13 @@ def test_wheel_and_sdist_in_empty_environments(tmp_path):
         subprocess.run([venv / "bin/python", "-I", "-c",
                         f"import sys; sys.path.insert(0, {os.fspath(target)!r}); {smoke}"],
                        check=True, cwd=tmp_path)
+
+
+def test_a_short_soak():
+    """`make soak`, shortened: memory and descriptors stay level, and loaders at once finish."""
+    import sys
+
+    done = subprocess.run([sys.executable, ROOT / "tools/soak.py", "--rounds", "300"],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "level and all finished" in done.stdout

@@ -31,7 +31,8 @@ for strategy in ("slice", "broadcast", "scatter", "auto"):
     assert list(got) == list(dims)
     for name, dim in dims.items():
         assert same(got[name], block(expected[name], dim)), (strategy, name, dim)
-        assert dim is None or got[name].untyped_storage().nbytes() < 2 * expected[name].nbytes + 9000
+        memory = got[name].untyped_storage().nbytes()
+        assert dim is None or memory < 2 * expected[name].nbytes + 9000
     ways = [got.stats[way] for way in ("slice", "broadcast", "scatter")]
     assert sum(ways) == len(dims)
     if strategy == "slice":
@@ -56,7 +57,8 @@ mine = rank == 1
 fails(lambda: load_sharded(f"{folder}/none" if mine else path, rows, WORLD), "none",
       own=FileNotFoundError)
 fails(lambda: load_sharded(path, {"none": 0} if mine else rows, WORLD), "none", own=KeyError)
-fails(lambda: load_sharded(path, {"big": 1 if mine else 0}, WORLD), "ranks differ in the sharded load")
+fails(lambda: load_sharded(path, {"big": 1 if mine else 0}, WORLD),
+      "ranks differ in the sharded load")
 fails(lambda: load_sharded(path, {"big": 7 if mine else 0}, WORLD), "dimension 7", own=ValueError)
 fails(lambda: load_sharded(path, rows, WORLD, strategy="slice" if mine else "scatter"),
       "strategy slice", "strategy scatter")
@@ -86,7 +88,7 @@ for strategy in ("slice", "scatter"):
 
 # DTensors, by placements, patterns and a tensor-parallel plan; on meshes of one and two dimensions.
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 mesh = init_device_mesh("cpu", (size,))
 plan = {"l.*.q": "colwise", "l.*.o": "rowwise", "big": [Shard(1)]}
 state = load_model_sharded(path, mesh, plan)
@@ -97,7 +99,7 @@ assert state["l.0.o.bias"].placements == (Replicate(),)
 for name, tensor in state.items():
     assert isinstance(tensor, DTensor) and tensor.shape == expected[name].shape
     assert same(tensor.full_tensor(), expected[name]), name
-    reference = torch.distributed.tensor.distribute_tensor(expected[name], mesh, tensor.placements) \
+    reference = distribute_tensor(expected[name], mesh, tensor.placements) \
         if expected[name].is_floating_point() and expected[name].dim() else None
     assert reference is None or same(reference.to_local(), tensor.to_local()), name
 if size == 4:
@@ -139,7 +141,8 @@ def folder(tmp_path, torch):
         "big": torch.randn(1000, 512), "wide": torch.randn(3, 400_000), "odd": torch.randn(7, 5, 3),
         "l.0.q.weight": torch.randn(64, 64), "l.0.q.bias": torch.randn(64),
         "l.0.o.weight": torch.randn(64, 64), "l.0.o.bias": torch.randn(64),
-        "half": torch.randn(333, 77).bfloat16(), "scalar": torch.tensor(3), "none": torch.empty(0, 4),
+        "half": torch.randn(333, 77).bfloat16(), "scalar": torch.tensor(3),
+        "none": torch.empty(0, 4),
         "large": torch.randn(2000, 300).half(), "flags": torch.rand(11) > 0.5,
     }
     expected["missing"] = expected.pop("none")

@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the C tests in a build that counts lines and branches of src/, and prints what they reach.
+
+Needs gcc's gcov and the gcovr package. The report with the lines that are not reached goes to
+build/coverage/report.txt.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build/coverage"
+
+
+def main() -> int:
+    """Build, run, print."""
+    if not shutil.which("gcov"):
+        print("coverage needs gcov, which is not installed")
+        return 1
+    bin_folder = pathlib.Path(sys.executable).parent
+    environment = dict(os.environ, PATH=f"{bin_folder}:{os.environ['PATH']}")
+    if not (FOLDER / "build.ninja").exists():
+        subprocess.run(["meson", "setup", str(FOLDER), "-Db_coverage=true", "-Dbuildtype=debug"],
+                       cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", str(FOLDER)], env=environment, check=True,
+                   stdout=subprocess.DEVNULL)
+    for counts in FOLDER.rglob("*.gcda"):
+        counts.unlink()
+    tests = subprocess.run(["meson", "test", "-C", str(FOLDER), "--no-rebuild"], cwd=ROOT,
+                           env=environment, stdout=subprocess.DEVNULL)
+    report = ["gcovr", "--root", str(ROOT), "--filter", "src/", "--object-directory", str(FOLDER),
+              "--exclude-throw-branches", "--exclude-unreachable-branches"]
+    for options in (["--txt", str(FOLDER / "report.txt")], ["--txt", "-", "--txt-metric", "branch"],
+                    ["--print-summary", "--txt", os.devnull]):
+        subprocess.run([*report, *options, str(FOLDER)], cwd=ROOT, env=environment, check=True)
+    return tests.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
