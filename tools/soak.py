@@ -4,9 +4,9 @@
 
     python tools/soak.py [--rounds 10000] [--loaders 24]
 
-A round loads one of some files by one of the fronts, or saves and reads back. The resident set and the
-open descriptors at the end must be what they were after the first tenth. Then --loaders threads load at
-once, until each has loaded ten times: all finish, and none has waited for the others to be done.
+A round loads one of some files by one of the fronts, or saves and reads back. The resident set and
+the open descriptors at the end must be what they were after the first tenth. Then --loaders threads
+load at once, until each has loaded ten times: all of them finish.
 """
 
 import argparse
