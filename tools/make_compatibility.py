@@ -26,6 +26,8 @@ ROWS = [
         ("allow_inflight", "test_inflight"),
         ("reset, close, use after close", "test_nothing_added"),
         ("wrong arguments", "test_refusals"),
+        ("FASTSAFETENSORS_ODIRECT, FASTSAFETENSORS_DEBUG, debug_log, max_threads",
+         "test_environment_and_logs"),
         ("process_extension_config", "test_configuration"),
         ("torch ProcessGroup of several ranks (gloo), uneven files", "test_ranks"),
         ("one rank fails, asks for something else, leaves", "test_mistakes_of_one_rank"),

@@ -34,8 +34,8 @@ def main() -> int:
                            env=environment, stdout=subprocess.DEVNULL)
     report = ["gcovr", "--root", str(ROOT), "--filter", "src/", "--object-directory", str(FOLDER),
               "--exclude-throw-branches", "--exclude-unreachable-branches"]
-    for options in (["--txt", str(FOLDER / "report.txt")], ["--txt", "-", "--txt-metric", "branch"],
-                    ["--print-summary", "--txt", os.devnull]):
+    for options in (["--txt", str(FOLDER / "report.txt"), "--print-summary"],
+                    ["--txt", "-", "--txt-metric", "branch"]):
         subprocess.run([*report, *options, str(FOLDER)], cwd=ROOT, env=environment, check=True)
     return tests.returncode
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,18 @@ STRATEGIES = ("auto", "slice", "broadcast", "scatter")
 
 # Tensors up to this size are given whole to all ranks, which take their part.
 _SMALL_BYTES = 1 << 20
+
+
+_logger = logging.getLogger(__name__)
+
+
+def _summary(stats: dict[str, Any]) -> str:
+    """One line on a load."""
+    seconds = stats["total_ns"] / 1e9
+    return (
+        f"{stats['tensor_count']} tensors, {stats['bytes_requested']} bytes in {seconds:.3f} s by "
+        f"{stats['engine']} ({stats['reason']}), {stats['thread_count']} threads"
+    )
 
 
 class LoadedFile:
@@ -32,6 +45,7 @@ class LoadedFile:
         self.tensors: dict[str, TensorBase] = {}
         self.dtype = DType.AUTO
         self.closed = False
+        self.log_level = logging.DEBUG
 
     def raw(self, name: str, framework: FrameworkOpBase) -> Any:
         """Return a tensor of the framework, made when it is first asked for, the same ever after.
@@ -76,6 +90,8 @@ class LoadedFile:
     def close(self) -> None:
         """Let go of the load and its tensors; those handed out stay valid."""
         self.closed = True
+        if self.loader is not None and _logger.isEnabledFor(self.log_level):
+            _logger.log(self.log_level, "%s: %s", self.metadata.src, _summary(self.loader.stats()))
         if self.loader is not None:
             self.loader.close()
         self.loader = None

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +24,21 @@ from .st_types import Device, DType
 __all__ = ["BaseSafeTensorsFileLoader", "SafeTensorsFileLoader", "fastsafe_open"]
 
 _MAX_BLOCK = 16 * 1024**3
+_logger = logging.getLogger(__name__)
+
+# What FASTSAFETENSORS_ODIRECT asks for.
+_ENGINES = {"0": "pread", "1": "direct"}
+
+
+@cache
+def _warn_of_rejection() -> None:
+    """Exist once: its cache says whether the warning was given."""
+
+
+def _warn_once(path: str, error: Exception) -> None:
+    if not _warn_of_rejection.cache_info().currsize:
+        _warn_of_rejection()
+        _logger.warning("filesystem rejected O_DIRECT for %s: %s", path, error)
 
 
 class _PathLoader:
@@ -112,6 +129,8 @@ class BaseSafeTensorsFileLoader:
         self.pg = self.framework.get_process_group(pg, timeout)
         self.agreement = Agreement(self.pg)
         self._failure: Exception | None = None
+        self.max_threads = 16
+        self.debug_log = os.environ.get("FASTSAFETENSORS_DEBUG", "") == "true"
         self.device: Device = device_of(device)
         self.copier_type = copier_type
         self.copier_constructor = create_copier_constructor(copier_type, self.device, **kwargs)
@@ -194,16 +213,28 @@ class BaseSafeTensorsFileLoader:
             files.setdefault(rank, []).append(LoadedFile(metadata, rank, names))
         return files
 
+    def _start(self, file: LoadedFile, wish: str | None) -> None:
+        """Begin to read a file with our own pipeline."""
+        whole = file.names is file.metadata.tensors.names
+        names = None if whole else file.names
+        model, limit = file.metadata.model, self.max_threads
+        threads = limit if limit < min(16, len(os.sched_getaffinity(0))) else 0
+        engine = _ENGINES.get(os.environ.get("FASTSAFETENSORS_ODIRECT", ""), "auto")
+        file.log_level = logging.INFO if self.debug_log else logging.DEBUG
+        try:
+            file.loader = model.load(names, mode="load", dtype=wish, threads=threads, engine=engine)
+        except RuntimeError as error:
+            if engine != "direct":
+                raise
+            _warn_once(file.metadata.src, error)
+            file.loader = model.load(names, mode="load", dtype=wish, threads=threads)
+
     def _read(self, file: LoadedFile, dtype: DType, register: bool, block: int) -> None:
         """Begin to read a file of this rank's; a reader of the caller's own finishes here."""
         if not file.names:
             return
         if is_built_in(self.copier_type):
-            wish = None if dtype is DType.AUTO else dtype.value
-            whole = file.names is file.metadata.tensors.names
-            file.loader = file.metadata.model.load(
-                None if whole else file.names, mode="load", dtype=wish
-            )
+            self._start(file, None if dtype is DType.AUTO else dtype.value)
             return
         copier = self.copier_constructor(file.metadata, self.device, self.framework)
         if self._filter is not None:
@@ -311,8 +342,10 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         buffer = loader.copy_files_to_device()
         tensor = buffer.get_tensor("weight")
 
-    nogds, use_fgds, bbuf_size_kb and max_threads are wishes of earlier versions: the library picks
-    the fastest way by itself, and max_threads limits its threads.
+    nogds, use_fgds, bbuf_size_kb, set_numa and disable_cache are wishes of earlier versions: the
+    library picks the fastest way by itself, and sizes its own buffers. max_threads limits its threads. debug_log (and
+    FASTSAFETENSORS_DEBUG=true for all loaders) logs what each load did at INFO instead of DEBUG.
+    FASTSAFETENSORS_ODIRECT=0 reads through the page cache, 1 past it.
     """
 
     def __init__(
@@ -340,6 +373,7 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
             pg, device, kind, set_numa, disable_cache, framework, timeout, strategy
         )
         self.max_threads = max_threads
+        self.debug_log = self.debug_log or debug_log
 
 
 class _LoaderMeta(type):

@@ -334,3 +334,64 @@ def test_import_is_light():
             "assert set(fastsafetensors.__all__) <= set(dir(fastsafetensors)) | "
             "{n for n in fastsafetensors.__all__ if getattr(fastsafetensors, n) is not None}")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_environment_and_logs(model, monkeypatch, caplog, torch):
+    import logging
+
+    from fastsafetensors import loader as module
+
+    path, tensors = model
+
+    def load(**options):
+        caplog.clear()
+        loader = SafeTensorsFileLoader(SingleGroup(), "cpu", **options)
+        loader.add_filenames({0: [str(path)]})
+        fb = loader.copy_files_to_device()
+        assert same_bits(torch, fb.get_tensor("large"), tensors["large"])
+        stats = fb.rank_loaders[0][0].loader.stats()
+        fb.close()
+        return stats, caplog.text
+
+    with caplog.at_level(logging.INFO, "fastsafetensors"):
+        assert load()[1] == ""
+        assert "by " in load(debug_log=True)[1]
+        monkeypatch.setenv("FASTSAFETENSORS_DEBUG", "true")
+        said = load()[1]
+        assert str(path) in said and f"{len(tensors)} tensors" in said
+        monkeypatch.delenv("FASTSAFETENSORS_DEBUG")
+        monkeypatch.setenv("FASTSAFETENSORS_ODIRECT", "0")
+        assert load()[0]["engine"] == "pread"
+        monkeypatch.setenv("FASTSAFETENSORS_ODIRECT", "1")
+        module._warn_of_rejection.cache_clear()
+        stats, said = load()
+        assert stats["engine"] == "direct" or "filesystem rejected O_DIRECT for" in said
+        monkeypatch.setattr(module, "_ENGINES", {"1": "nonsense"})
+        with pytest.raises(ValueError, match="unknown engine"):
+            load()
+    monkeypatch.delenv("FASTSAFETENSORS_ODIRECT")
+    assert load(max_threads=1)[0]["thread_count"] == 1
+    assert module._warn_once("x", OSError("y")) is None
+
+
+def test_a_file_system_without_direct_reads(torch, caplog, monkeypatch):
+    import os
+    import pathlib
+    import tempfile
+
+    from fastsafetensors import loader as module
+    from fastsafetensors.torch import save_file
+
+    if not pathlib.Path("/dev/shm").is_dir() or not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no /dev/shm to write to")
+    monkeypatch.setenv("FASTSAFETENSORS_ODIRECT", "1")
+    module._warn_of_rejection.cache_clear()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = f"{folder}/m"
+        save_file({"a": torch.ones(10)}, path)
+        for _ in range(2):
+            loader = SafeTensorsFileLoader(None)
+            loader.add_filenames({0: [path]})
+            assert loader.copy_files_to_device().get_tensor("a").eq(1).all()
+    warned = [r for r in caplog.records if "filesystem rejected O_DIRECT for" in r.message]
+    assert len(warned) <= 1

@@ -24,6 +24,8 @@ dtype_convert: dict[DType, torch.dtype] = {
     if hasattr(torch, torch_name)
 }
 _CPU = Device.from_str("cpu")
+# Descriptions of models with a million tensors are far below this.
+_TEXT_BYTES_MAX = 1 << 30
 _HOST = torch.device("cpu")
 _BACK = {dtype: ours for ours, dtype in dtype_convert.items()}
 
@@ -168,6 +170,10 @@ class TorchProcessGroup(ProcessGroupBase):
         data = text.encode(errors="surrogatepass")
         sizes = [int.from_bytes(m, "little")
                  for m in self.exchange(len(data).to_bytes(8, "little"), what)]
+        if max(sizes) > _TEXT_BYTES_MAX:
+            from .._agreement import RankError
+
+            raise RankError(f"a rank has {max(sizes)} bytes to say of {what}")
         padded = self.exchange(data.ljust(max(sizes), b"\0"), what)
         return [message[:size].decode(errors="surrogatepass")
                 for message, size in zip(padded, sizes, strict=True)]
