@@ -236,22 +236,36 @@ class FilesBufferOnDevice:
             self.pg.broadcast(tensor, owner)
         return tensor
 
-    def get_run(self, names: list[str]) -> Iterable[Any]:
-        """Return tensors of one file on all ranks, by one collective where the framework can.
+    def begin_run(self, names: list[str]) -> Callable[[], Iterable[Any]]:
+        """Begin to give tensors of one file to all ranks, by one collective where that is possible.
 
-        In a group of one they are made as the caller iterates.
+        The result waits and returns them. In a group of one they are made as the caller iterates.
         """
-        if self.pg.size() == 1 or len(names) == 1:
-            return map(self.get_tensor, names)
+        if self.pg.size() == 1:
+            return lambda: map(self.get_tensor, names)
+        if len(names) == 1:
+            return self._begin_one(names[0])
         self._begin(f"tensors {names[0]!r} to {names[-1]!r}", lambda: (0, None))
         owner, file = self._file(names[0])
         mine = self.pg.rank() == owner
         owned = [file.get(name, self.framework) for name in names] if mine else None
         frames = [file.metadata.tensors[name] for name in names]
-        tensors = self.framework.broadcast_run(self.pg, owned, frames, owner)
-        if tensors is None:
-            return [self.get_tensor(name) for name in names]
-        return [self._place(tensor, None, DType.AUTO).get_raw() for tensor in tensors]
+        finish = self.framework.begin_broadcast_run(self.pg, owned, frames, owner)
+        if finish is None:
+            return lambda: [self.get_tensor(name) for name in names]
+        return lambda: [self._place(tensor, None, DType.AUTO).get_raw() for tensor in finish()]
+
+    def _begin_one(self, name: str) -> Callable[[], Iterable[Any]]:
+        owner, tensor = self._begin(f"tensor {name!r}", lambda: self._side(name))
+        assert tensor is not None
+        wait = self.pg.begin_broadcast(tensor, owner) if tensor.get_nbytes() else None
+
+        def finish() -> Iterable[Any]:
+            if wait is not None:
+                wait()
+            return [self._place(tensor, None, DType.AUTO).get_raw()]
+
+        return finish
 
     def get_tensor_wrapped(
         self, name: str, device: Any = None, dtype: Any = DType.AUTO

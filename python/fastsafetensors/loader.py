@@ -343,8 +343,9 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         tensor = buffer.get_tensor("weight")
 
     nogds, use_fgds, bbuf_size_kb, set_numa and disable_cache are wishes of earlier versions: the
-    library picks the fastest way by itself, and sizes its own buffers. max_threads limits its threads. debug_log (and
-    FASTSAFETENSORS_DEBUG=true for all loaders) logs what each load did at INFO instead of DEBUG.
+    library picks the fastest way by itself, and sizes its own buffers. max_threads limits its
+    threads. debug_log (and FASTSAFETENSORS_DEBUG=true for all loaders) logs what each load did at
+    INFO instead of DEBUG.
     FASTSAFETENSORS_ODIRECT=0 reads through the page cache, 1 past it.
     """
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -140,6 +140,8 @@ class PipelineParallel:
         self._open: deque[tuple[Batch, FilesBufferOnDevice]] = deque()
         self._closed = False
         self._running: Any = None
+        # The run whose collective has begun and is not yet handed out.
+        self._sent: tuple[list[str], Callable[[], Iterable[Any]]] | None = None
         if self._limited:
             self._plan()
 
@@ -267,6 +269,20 @@ class PipelineParallel:
             for name in names
         )
 
+    def _tensors(self, batch: Batch, buffer: FilesBufferOnDevice) -> Iterator[tuple[str, Any]]:
+        """(name, tensor) of a batch; in a group the next run is sent while one is handed out."""
+        for run in self._batch_runs(batch):
+            before, self._sent = self._sent, (run, buffer.begin_run(run))
+            if before is not None:
+                yield from zip(before[0], before[1](), strict=True)
+            if buffer.pg.size() == 1:
+                run, finish = self._sent
+                self._sent = None
+                yield from zip(run, finish(), strict=True)
+        last, self._sent = self._sent, None
+        if last is not None:
+            yield from zip(last[0], last[1](), strict=True)
+
     def iterate_weights(self) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, tensor), files in list order, tensors by offset.
 
@@ -287,12 +303,11 @@ class PipelineParallel:
                 batch, buffer = self._open[0]
                 if not self._overlap:
                     buffer.wait()
-                for run in self._batch_runs(batch):
-                    for name, tensor in zip(run, buffer.get_run(run), strict=True):
-                        yield name, tensor
-                        if self._closed:
-                            raise error_class()(f"{type(self).__name__} is closed")
-                        del tensor
+                for name, tensor in self._tensors(batch, buffer):
+                    yield name, tensor
+                    if self._closed:
+                        raise error_class()(f"{type(self).__name__} is closed")
+                    del tensor
                 self._open.popleft()
                 buffer.close()
                 bar.tick(partial(self._batch_bytes, batch))
@@ -302,7 +317,7 @@ class PipelineParallel:
             self._leave("it broke out of its loop")
             raise
         finally:
-            self._running = None
+            self._running = self._sent = None
             if bar is not None:
                 bar.close()
             self._stop()
@@ -329,6 +344,9 @@ class PipelineParallel:
             return
         self._running = None
         try:
+            sent, self._sent = self._sent, None
+            if sent is not None:
+                sent[1]()  # all ranks are in this collective
             self._agreement.leave(why)
         except RuntimeError as error:  # the group may be gone, and so may the other ranks
             _logger.debug("could not tell the other ranks: %s", error)

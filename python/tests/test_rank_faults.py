@@ -145,7 +145,19 @@ MISTAKES = COMMON + textwrap.dedent("""
         break
     loader.close()
     again()
-    finish()
+
+    # The group is destroyed while a buffer is open.
+    loader, buffer = load()
+    dist.barrier()
+    dist.destroy_process_group()
+    for call in (lambda: buffer.get_tensor("t0.a"), lambda: buffer.get_sharded("t0.a", 0)):
+        try:
+            call()
+        except RankError as error:
+            assert f"rank {rank} of {size}" in str(error)
+        else:
+            raise AssertionError("no error")
+    os._exit(0)
 """)
 
 ABSENT = COMMON + textwrap.dedent("""

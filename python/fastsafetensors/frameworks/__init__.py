@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from ..st_types import DTYPE_SIZES, Device, DType
@@ -95,6 +96,11 @@ class ProcessGroupBase(ABC):
     def broadcast(self, dst: TensorBase, rank: int) -> None:
         """Give rank's dst to all."""
 
+    def begin_broadcast(self, dst: TensorBase, rank: int) -> Callable[[], None]:
+        """Begin to give rank's dst to all; the result waits until that is done."""
+        self.broadcast(dst, rank)
+        return lambda: None
+
     @abstractmethod
     def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
         """Send a tensor to a rank."""
@@ -173,12 +179,13 @@ class FrameworkOpBase(ABC):
     def get_mem_used(self) -> int:
         """Return the bytes of the loaders' buffers that are not yet freed."""
 
-    def broadcast_run(
+    def begin_broadcast_run(
         self, pg: ProcessGroupBase, owned: list[TensorBase] | None, frames: list[Any], src: int
-    ) -> list[TensorBase] | None:
-        """Broadcast tensors of one rank in one collective; None where a framework can't.
+    ) -> Callable[[], list[TensorBase]] | None:
+        """Begin to broadcast tensors of one rank in one collective; None where a framework can't.
 
-        owned: src's tensors, None elsewhere; frames say dtype and shape. The results share memory.
+        owned: src's tensors, None elsewhere; frames say dtype and shape. The result waits, and
+        returns the tensors, which share memory.
         """
         return None
 

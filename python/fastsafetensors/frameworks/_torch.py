@@ -121,37 +121,52 @@ class TorchProcessGroup(ProcessGroupBase):
 
         self.real_pg = pg
         self._timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
+        self._count, self._number = int(pg.size()), int(pg.rank())
         nccl = "nccl" in str(dist.get_backend(pg))
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else _HOST
 
     def size(self) -> int:
         """Return the number of ranks."""
-        return int(self.real_pg.size())
+        return self._count
 
     def rank(self) -> int:
         """Return the own rank."""
-        return int(self.real_pg.rank())
+        return self._number
 
     def _global(self, rank: int) -> int:
         import torch.distributed as dist
 
         return int(dist.get_global_rank(self.real_pg, rank))
 
-    def _wait(self, begin: Callable[[], Any], what: str) -> None:
-        """Begin a collective and wait for it."""
+    def _explain(self, error: Exception, what: str) -> Exception:
         from .._agreement import RankError
 
+        return RankError(
+            f"rank {self._number} of {self._count} waited for {what}, and not all ranks came: "
+            f"{str(error).splitlines()[0]}"
+        )
+
+    def _begin(self, begin: Callable[[], Any], what: str) -> Callable[[], None]:
+        """Begin a collective; the result waits for it."""
         try:
             work = begin()
-            if self._timeout is None:
-                work.wait()
-            else:
-                work.wait(self._timeout)
-        except RuntimeError as error:
-            raise RankError(
-                f"rank {self.rank()} of {self.size()} waited for {what}, and not all ranks came: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+        except (RuntimeError, ValueError) as error:  # the group is gone, or its links are
+            raise self._explain(error, what) from error
+
+        def finish() -> None:
+            try:
+                if self._timeout is None:
+                    work.wait()
+                else:
+                    work.wait(self._timeout)
+            except RuntimeError as error:
+                raise self._explain(error, what) from error
+
+        return finish
+
+    def _wait(self, begin: Callable[[], Any], what: str) -> None:
+        """Begin a collective and wait for it."""
+        self._begin(begin, what)()
 
     def exchange(self, message: bytes, what: str) -> list[bytes]:
         """Return every rank's message."""
@@ -180,16 +195,25 @@ class TorchProcessGroup(ProcessGroupBase):
 
     def broadcast(self, dst: TensorBase, rank: int) -> None:
         """Give rank's dst to all, as bytes: backends lack some dtypes."""
+        self.begin_broadcast(dst, rank)()
+
+    def begin_broadcast(self, dst: TensorBase, rank: int) -> Callable[[], None]:
+        """Begin to give rank's dst to all; the result waits until that is done."""
         import torch.distributed as dist
 
         flat = _bytes(dst)
         carrier = flat.to(self._device)
-        self._wait(
+        wait = self._begin(
             lambda: dist.broadcast(carrier, self._global(rank), group=self.real_pg, async_op=True),
             f"{flat.numel()} bytes from rank {rank}",
         )
-        if carrier is not flat and self.rank() != rank:
-            flat.copy_(carrier)
+
+        def finish() -> None:
+            wait()
+            if carrier is not flat and self._number != rank:
+                flat.copy_(carrier)
+
+        return finish
 
     def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
         """Send a tensor's bytes to a rank."""
@@ -275,10 +299,10 @@ class TorchOp(FrameworkOpBase):
         """Tell whether shape and values are equal."""
         return bool(torch.all(torch.eq(real, wrapped.get_raw())))
 
-    def broadcast_run(
+    def begin_broadcast_run(
         self, pg: ProcessGroupBase, owned: list[TensorBase] | None, frames: list[Any], src: int
-    ) -> list[TensorBase] | None:
-        """Broadcast tensors of one rank as the bytes of one buffer, of which they are views."""
+    ) -> Callable[[], list[TensorBase]] | None:
+        """Begin to broadcast tensors of one rank as the bytes of a buffer that all are views of."""
         sizes = [_frame_bytes(frame) for frame in frames]
         begins, total = [], 0
         for size in sizes:
@@ -288,17 +312,21 @@ class TorchOp(FrameworkOpBase):
         for begin, tensor in zip(begins, owned or [], strict=False):
             if tensor.get_nbytes():
                 buffer[begin : begin + tensor.get_nbytes()] = _bytes(tensor.contiguous())
-        cpu = Device.from_str("cpu")
-        if total:
-            pg.broadcast(TorchTensor(cpu, DType.U8, buffer), src)
-        result: list[TensorBase] = []
-        for begin, size, frame in zip(begins, sizes, frames, strict=True):
-            shape = list(frame.shape)
-            if frame.dtype is DType.F4 and shape:
-                shape[-1] //= 2
-            flat = buffer[begin : begin + size].view(dtype_convert[frame.dtype])
-            result.append(TorchTensor(cpu, frame.dtype, flat.reshape(shape)))
-        return result
+        wait = pg.begin_broadcast(TorchTensor(_CPU, DType.U8, buffer), src) if total else None
+
+        def finish() -> list[TensorBase]:
+            if wait is not None:
+                wait()
+            result: list[TensorBase] = []
+            for begin, size, frame in zip(begins, sizes, frames, strict=True):
+                shape = list(frame.shape)
+                if frame.dtype is DType.F4 and shape:
+                    shape[-1] //= 2
+                flat = buffer[begin : begin + size].view(dtype_convert[frame.dtype])
+                result.append(TorchTensor(_CPU, frame.dtype, flat.reshape(shape)))
+            return result
+
+        return finish
 
     def get_mem_used(self) -> int:
         """Return the bytes of the loaders' buffers that are not yet freed."""
