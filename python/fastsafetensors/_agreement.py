@@ -8,18 +8,29 @@ exchanged, to name the first difference.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .frameworks import ProcessGroupBase
 
-_GOOD, _FAILED, _LEFT = 0, 1, 2
-
 
 class RankError(RuntimeError):
     """Another rank failed or left, ranks asked for different things, or one did not come."""
+
+
+@contextlib.contextmanager
+def named(what: str) -> Iterator[None]:
+    """Say in a RankError what this rank was doing."""
+    try:
+        yield
+    except RankError as error:
+        raise RankError(f"{what}: {error}") from error
+
+
+_GOOD, _FAILED, _LEFT = 0, 1, 2
 
 
 def _first_difference(what: str, lines: list[Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ._agreement import Agreement
+from ._agreement import Agreement, named
 from ._core import error_class
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType, converted
@@ -233,7 +233,8 @@ class FilesBufferOnDevice:
         owner, tensor = self._begin(what, lambda: self._side(name))
         assert tensor is not None
         if tensor.get_nbytes():
-            self.pg.broadcast(tensor, owner)
+            with named(what):
+                self.pg.broadcast(tensor, owner)
         return tensor
 
     def begin_run(self, names: list[str]) -> Callable[[], Iterable[Any]]:
@@ -253,7 +254,13 @@ class FilesBufferOnDevice:
         finish = self.framework.begin_broadcast_run(self.pg, owned, frames, owner)
         if finish is None:
             return lambda: [self.get_tensor(name) for name in names]
-        return lambda: [self._place(tensor, None, DType.AUTO).get_raw() for tensor in finish()]
+
+        def wait() -> Iterable[Any]:
+            with named(f"tensors {names[0]!r} to {names[-1]!r}"):
+                tensors = finish()
+            return [self._place(tensor, None, DType.AUTO).get_raw() for tensor in tensors]
+
+        return wait
 
     def _begin_one(self, name: str) -> Callable[[], Iterable[Any]]:
         owner, tensor = self._begin(f"tensor {name!r}", lambda: self._side(name))
@@ -261,8 +268,9 @@ class FilesBufferOnDevice:
         wait = self.pg.begin_broadcast(tensor, owner) if tensor.get_nbytes() else None
 
         def finish() -> Iterable[Any]:
-            if wait is not None:
-                wait()
+            with named(f"tensor {name!r}"):
+                if wait is not None:
+                    wait()
             return [self._place(tensor, None, DType.AUTO).get_raw()]
 
         return finish
@@ -337,14 +345,15 @@ class FilesBufferOnDevice:
 
         owner, tensor = self._begin(what, prepare)
         assert tensor is not None
-        if rank != owner:
-            if tensor.get_nbytes():
-                self.pg.recv(tensor, owner, 0)
-            return tensor
-        for other in range(self.pg.size()):
-            part = tensor[self._block(name, dim, other)]
-            if other != rank and part.get_nbytes():
-                self.pg.send(part.contiguous(), other, 0)
+        with named(what):
+            if rank != owner:
+                if tensor.get_nbytes():
+                    self.pg.recv(tensor, owner, 0)
+                return tensor
+            for other in range(self.pg.size()):
+                part = tensor[self._block(name, dim, other)]
+                if other != rank and part.get_nbytes():
+                    self.pg.send(part.contiguous(), other, 0)
         return tensor[self._block(name, dim, rank)].contiguous()
 
     def get_sharded_wrapped(
@@ -385,12 +394,14 @@ class FilesBufferOnDevice:
             owner, _ = self._file(name)
             return self._side(name) if rank in (owner, dst_rank) else (owner, None)
 
-        owner, tensor = self._begin(f"push_tensor({name!r}, {dst_rank})", prepare)
+        what = f"push_tensor({name!r}, {dst_rank})"
+        owner, tensor = self._begin(what, prepare)
         if tensor is not None and tensor.get_nbytes() and dst_rank != owner:
-            if rank == owner:
-                self.pg.send(tensor, dst_rank, 0)
-            else:
-                self.pg.recv(tensor, owner, 0)
+            with named(what):
+                if rank == owner:
+                    self.pg.send(tensor, dst_rank, 0)
+                else:
+                    self.pg.recv(tensor, owner, 0)
         if rank != dst_rank or tensor is None:
             return None
         return self._place(tensor, device, dtype).get_raw()

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from ._agreement import Agreement
+from ._agreement import Agreement, named
 from ._core import Model
 from ._torch_state import torch_dtype
 from .common import device_of
@@ -286,10 +286,11 @@ class _Load:
         self.agreement.agree("reading what is sent", error=failure)
         for name, owner in group:
             whole = own.pop(name, None)
-            if ways[name] == "broadcast":
-                self.result[name] = self._broadcast(name, owner, whole)
-            else:
-                self.result[name] = self._scatter(name, owner, whole)
+            with named(f"{ways[name]} of {name!r} from rank {owner}"):
+                if ways[name] == "broadcast":
+                    self.result[name] = self._broadcast(name, owner, whole)
+                else:
+                    self.result[name] = self._scatter(name, owner, whole)
 
     def _wrap(self, tensor: Any) -> TorchTensor:
         return TorchTensor(Device.from_str("cpu"), fst_dtype(tensor.dtype), tensor)

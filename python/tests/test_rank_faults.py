@@ -168,6 +168,9 @@ ABSENT = COMMON + textwrap.dedent("""
         if rank == 1:
             if sys.argv[5] == "dies":
                 os._exit(0)
+            if sys.argv[5] == "dies midway":  # it has agreed, and does not send
+                loader.pg.begin_broadcast = lambda *arguments: os._exit(0)
+                buffer.get_tensor("t1.a")
             if sys.argv[5] == "leaves":
                 dist.destroy_process_group()
                 os._exit(0)
@@ -214,7 +217,7 @@ def test_mistakes_of_one_rank(folder, size):
     run_ranks(MISTAKES, folder, size)
 
 
-@pytest.mark.parametrize("way", ["dies", "leaves", "sleeps"])
+@pytest.mark.parametrize("way", ["dies", "dies midway", "leaves", "sleeps"])
 def test_a_rank_that_does_not_come(folder, way):
     run_ranks(ABSENT, folder, 2, way)
 
