@@ -420,7 +420,9 @@ def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
     if isinstance(described, Mapping):
         module = name.rpartition(".")[0]
         for pattern, value in described.items():
-            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(module, pattern):
+            # A base model's plan does not say the name under which a larger model has it.
+            patterns = (pattern, f"*.{pattern}")
+            if any(fnmatch.fnmatchcase(n, p) for n in (name, module) for p in patterns):
                 found = _placements_of(value, name) if isinstance(value, str) else list(value)
                 break
     elif described is not None:

@@ -190,3 +190,25 @@ def test_choice(torch):
         chunks = [len(c) for c in torch.arange(rows).chunk(4)] if rows else []
         assert cut == chunks + [0] * (4 - len(chunks)) and sum(cut) == rows
         assert math.prod(part_of((rows, 3), None, 1, 4).shape) == rows * 3
+
+
+def test_a_plan_of_transformers(torch):
+    transformers = pytest.importorskip("transformers")
+    from torch.distributed.tensor import Replicate, Shard
+
+    from fastsafetensors.sharded import find_placements
+
+    plan = transformers.LlamaConfig().base_model_tp_plan
+    expected = {
+        "model.layers.3.self_attn.q_proj.weight": Shard(0),
+        "model.layers.3.self_attn.o_proj.weight": Shard(1),
+        "model.layers.3.self_attn.o_proj.bias": Replicate(),
+        "layers.3.mlp.down_proj.weight": Shard(1),
+        "model.layers.3.mlp.up_proj.bias": Shard(0),
+        "model.norm.weight": Replicate(),
+    }
+    for name, placement in expected.items():
+        assert find_placements(name, plan, 1) == [placement], name
+    assert find_placements("x", None, 2) == [Replicate(), Replicate()]
+    with pytest.raises(ValueError, match="2 placements for a mesh of 1"):
+        find_placements("x", {"*": [Shard(0), Shard(1)]}, 1)
