@@ -21,6 +21,7 @@ measured.
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 import os
 import time
@@ -137,12 +138,61 @@ def choose_way(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds, ra
     return "slice" if slice_seconds <= sent else "scatter"
 
 
+class _Described:
+    """A model that this rank can't open, as another rank has described it."""
+
+    def __init__(self, rows: list[list[Any]]) -> None:
+        self._rows = [(dtype, tuple(shape), size) for _, dtype, shape, size in rows]
+        self._names = [name for name, *_ in rows]
+        self._indices = {name: index for index, name in enumerate(self._names)}
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def find(self, name: str) -> int:
+        return self._indices.get(name, -1)
+
+    def info(self, index: int) -> tuple[Any, ...]:
+        return self._rows[index]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _open_or_hear(files: Any, pg: Any) -> tuple[Any, list[int]]:
+    """(model, ranks that have the files): what lies on some hosts only is described by one of them.
+
+    The error of a missing file when no rank has it.
+    """
+    model: Any = None
+    failure: Exception | None = None
+    try:
+        model = Model(files)
+    except Exception as error:
+        failure = error
+    state = 1 if model is not None else 0 if isinstance(failure, FileNotFoundError) else 2
+    has = pg.exchange(bytes([state]), "who has the files") if pg.size() > 1 else [bytes([state])]
+    readers = [rank for rank, said in enumerate(has) if said[0] == 1]
+    # A rank whose files are bad says so in the next round; nothing is described then.
+    if failure is not None and (not readers or any(said[0] == 2 for said in has)):
+        raise failure
+    if len(readers) < pg.size() and not any(said[0] == 2 for said in has):
+        rows = []
+        if pg.rank() == readers[0]:
+            rows = [[name, *model.info(at)[:3]] for at, name in enumerate(model.names())]
+        texts = pg.exchange_texts(json.dumps(rows), "what is in the files")
+        if model is None:
+            model = _Described(json.loads(texts[readers[0]]))
+    return model, readers
+
+
 class _Load:
     """One call of load_sharded on one rank."""
 
-    def __init__(self, model: Model, parts: Mapping[str, list[Part]], pg: Any, strategy: str,
-                 agreement: Agreement) -> None:
+    def __init__(self, model: Any, parts: Mapping[str, list[Part]], pg: Any, strategy: str,
+                 agreement: Agreement, readers: list[int]) -> None:
         self.model, self.parts, self.pg, self.strategy = model, parts, pg, strategy
+        self.readers = readers
         self.agreement = agreement
         self.rank, self.ranks = pg.rank(), pg.size()
         self.result = ShardedTensors()
@@ -194,6 +244,9 @@ class _Load:
         """Choose the way of every tensor."""
         if self.ranks == 1:
             return dict.fromkeys(self.parts, "slice")
+        if len(self.readers) < self.ranks:
+            return {name: "broadcast" if parts[0] == parts[-1] or self.strategy == "broadcast"
+                    else "scatter" for name, parts in self.parts.items()}
         if self.strategy != "auto":
             whole = "broadcast" if self.strategy == "scatter" else self.strategy
             return {name: whole if parts[0] == parts[-1] else self.strategy
@@ -254,7 +307,7 @@ class _Load:
             if group and total + size > _GROUP_BYTES * self.ranks:
                 yield group
                 group, total = [], 0
-            group.append((name, number % self.ranks))
+            group.append((name, self.readers[number % len(self.readers)]))
             total += size
         if group:
             yield group
@@ -341,8 +394,10 @@ def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
     model = None
     try:
         try:
-            model = Model(files)
-            load = _Load(model, make_parts(model, pg), pg, strategy, agreement)
+            model, readers = _open_or_hear(files, pg)
+            if strategy == "slice" and len(readers) < pg.size():
+                raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
+            load = _Load(model, make_parts(model, pg), pg, strategy, agreement, readers)
             lines = load.describe()
         except Exception as error:
             agreement.agree("the sharded load", error=error)
@@ -365,8 +420,8 @@ def load_sharded(
 ) -> ShardedTensors:
     """Load this rank's parts of a model: {name: tensor}, and how that was done in `.stats`.
 
-    files: as load_file takes them; every rank must see them. dims: {name: dimension to cut, or None
-    for the whole tensor on every rank}; blocks are torch.chunk's. group: a torch.distributed group,
+    files: as load_file takes them. Where only some ranks have them (on a local disk, say), those
+    read and send. dims: {name: dimension to cut, or None for the whole tensor on every rank}; blocks are torch.chunk's. group: a torch.distributed group,
     None: alone. timeout: seconds to wait for other ranks, None: the group's own.
 
     KeyError for a name that the model lacks; RankError when another rank failed, asked for

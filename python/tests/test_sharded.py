@@ -54,8 +54,29 @@ dist.all_reduce(read)
 assert read.item() <= 1.1 * model_bytes
 
 mine = rank == 1
-fails(lambda: load_sharded(f"{folder}/none" if mine else path, rows, WORLD), "none",
-      own=FileNotFoundError)
+try:
+    load_sharded(f"{folder}/none", rows, WORLD)
+except FileNotFoundError as error:
+    assert "none" in str(error)
+else:
+    raise AssertionError("no error")
+# A rank that lacks the files gets its part from those that have them.
+for strategy in ("auto", "scatter", "broadcast"):
+    got = load_sharded(f"{folder}/none" if mine else path, dims, WORLD, strategy=strategy)
+    for name, dim in dims.items():
+        assert same(got[name], block(expected[name], dim)), (strategy, name)
+    assert not mine or got.stats["bytes_read"] == 0
+try:
+    load_sharded(f"{folder}/none" if mine else path, rows, WORLD, strategy="slice")
+except ValueError as error:
+    assert "needs the files on all ranks" in str(error)
+else:
+    raise AssertionError("no error")
+bad = f"{folder}/bad-{size}"
+if mine:
+    open(bad, "wb").write(b"junk")
+from fastsafetensors import SafetensorError
+fails(lambda: load_sharded(bad if mine else path, rows, WORLD), "bad", own=SafetensorError)
 fails(lambda: load_sharded(path, {"none": 0} if mine else rows, WORLD), "none", own=KeyError)
 fails(lambda: load_sharded(path, {"big": 1 if mine else 0}, WORLD),
       "ranks differ in the sharded load")
