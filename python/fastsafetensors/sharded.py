@@ -421,9 +421,9 @@ def load_sharded(
     """Load this rank's parts of a model: {name: tensor}, and how that was done in `.stats`.
 
     files: as load_file takes them. Where only some ranks have them (on a local disk, say), those
-    read and send. dims: {name: dimension to cut, or None for the whole tensor on every rank}; blocks
-    are torch.chunk's. group: a torch.distributed group, None: alone. timeout: seconds to wait for
-    other ranks, None: the group's own.
+    read and send. dims: {name: dimension to cut, or None for the whole tensor on every rank}; the
+    blocks are torch.chunk's. group: a torch.distributed group, None: alone. timeout: seconds to
+    wait for other ranks, None: the group's own.
 
     KeyError for a name that the model lacks; RankError when another rank failed, asked for
     something else or has other files.
