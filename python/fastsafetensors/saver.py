@@ -22,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._agreement import Agreement, RankError
 from ._core import Writer, layout
+from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .st_types import DTYPE_SIZES, DType
 
 __all__ = [
@@ -167,6 +169,30 @@ def plan_shards(
     come last in the header, with index, count and a number that is the set's own. The data section
     begins at a multiple of header_align bytes.
     """
+    numbering = _Numbering(list(range(len(paths))), len(paths), uuid.uuid4().hex)
+    return _plan_numbered(
+        entries, paths, numbering, metadata, shard0_metadata, shard_metadata, header_align
+    )
+
+
+@dataclass
+class _Numbering:
+    """The shards of a set that are planned: their numbers, how many there are, the set's number."""
+
+    indices: list[int]
+    count: int
+    set_id: str
+
+
+def _plan_numbered(
+    entries: Sequence[WriteEntry],
+    paths: Sequence[str],
+    numbering: _Numbering,
+    metadata: Mapping[str, str] | None,
+    shard0_metadata: Mapping[str, str] | None,
+    shard_metadata: ShardMetadata | None,
+    header_align: int,
+) -> list[ShardPlan]:
     if header_align <= 0 or header_align % 8:
         raise ValueError("header_align must be a positive multiple of 8")
     if not paths:
@@ -175,9 +201,9 @@ def plan_shards(
     for entry in entries:
         _check_entry(entry, seen)
     _check_metadata(metadata, shard0_metadata)
-    set_id = uuid.uuid4().hex
     plans = []
-    for index, own in enumerate(_balance(entries, len(paths))):
+    for at, own in enumerate(_balance(entries, len(paths))):
+        index = numbering.indices[at]
         extra = dict(shard_metadata(own)) if shard_metadata is not None else {}
         _check_metadata(extra)
         merged = {
@@ -185,8 +211,8 @@ def plan_shards(
             **((shard0_metadata or {}) if index == 0 else {}),
             **extra,
             KEY_SHARD_INDEX: str(index),
-            KEY_SHARD_COUNT: str(len(paths)),
-            KEY_SHARD_SET: set_id,
+            KEY_SHARD_COUNT: str(numbering.count),
+            KEY_SHARD_SET: numbering.set_id,
         }
         header, begins, total, _ = layout(
             None,
@@ -200,7 +226,7 @@ def plan_shards(
             entry.name: (begin, begin + entry.nbytes)
             for entry, begin in zip(own, begins, strict=True)
         }
-        plans.append(ShardPlan(paths[index], own, header, offsets, total, header_align))
+        plans.append(ShardPlan(paths[at], own, header, offsets, total, header_align))
     return plans
 
 
@@ -295,16 +321,25 @@ def _write(
     min_free_bytes: int,
     fsync: bool,
     threads: int,
+    agree: Callable[[Exception | None], None] | None = None,
 ) -> list[str]:
-    _check_space(plans, min_free_bytes)
+    """agree: called when all is written, or with what went wrong, before any file has its name."""
     writers: list[Writer] = []
     try:
-        for plan in plans:
-            writers.append(_open_writer(plan, addresses, fsync))
-        if fill is not None:
-            _fill_in_place(plans, writers, fill)
-        with ThreadPoolExecutor(max_workers=max(1, min(threads, len(writers)))) as pool:
-            list(pool.map(lambda writer: writer.finish(), writers))
+        try:
+            _check_space(plans, min_free_bytes)
+            for plan in plans:
+                writers.append(_open_writer(plan, addresses, fsync))
+            if fill is not None:
+                _fill_in_place(plans, writers, fill)
+            with ThreadPoolExecutor(max_workers=max(1, min(threads, len(writers)))) as pool:
+                list(pool.map(lambda writer: writer.finish(), writers))
+        except Exception as error:
+            if agree is not None:
+                agree(error)
+            raise
+        if agree is not None:
+            agree(None)
         # All are complete: from here on only names change.
         for writer in writers:
             writer.commit()
@@ -446,6 +481,9 @@ class ParallelSaver:
 
     num_threads: how many shards (or entries, with a fill) are worked on at a time.
     shard_metadata, fill, min_free_bytes, fsync: as in plan_shards and write_shards.
+    group: a torch.distributed group whose ranks save together: each passes the tensors that it has,
+    and writes shards of its own (RANK, RANK + ranks, ..); files get their names when all ranks have
+    written, and an error on one is one on all. timeout: seconds to wait for other ranks.
     """
 
     def __init__(
@@ -458,6 +496,8 @@ class ParallelSaver:
         fill: Fill | None = None,
         min_free_bytes: int = 0,
         fsync: bool = False,
+        group: Any = None,
+        timeout: float | None = None,
     ) -> None:
         """Check and keep the settings; nothing is written yet."""
         if num_shards <= 0:
@@ -472,6 +512,12 @@ class ParallelSaver:
         self.fill = fill
         self.min_free_bytes = min_free_bytes
         self.fsync = fsync
+        self._pg: ProcessGroupBase = SingleProcessGroup()
+        if group is not None:
+            self._pg = get_framework_op(framework).get_process_group(group, timeout)
+        self._agreement = Agreement(self._pg)
+        if num_shards < self._pg.size():
+            raise ValueError(f"num_shards must be at least the {self._pg.size()} ranks")
 
     def save(
         self,
@@ -483,9 +529,12 @@ class ParallelSaver:
         header_align: int = 8,
     ) -> list[str]:
         """Save {name: tensor}; return the paths. Shared and unpacked tensors are written out."""
-        entries = [
-            plain_entry(name, tensor, framework=self.framework) for name, tensor in tensors.items()
-        ]
+        try:
+            entries = [plain_entry(name, tensor, framework=self.framework)
+                       for name, tensor in tensors.items()]
+        except Exception as error:
+            self._exchange_names([], error)
+            raise
         return self.save_entries(
             entries,
             base,
@@ -504,13 +553,21 @@ class ParallelSaver:
         header_align: int = 8,
     ) -> list[str]:
         """Save entries: by the fill, or, without one, from their sources."""
-        plans = plan_shards(
-            entries,
-            shard_paths(base, self.num_shards),
-            metadata=metadata,
-            shard0_metadata=shard0_metadata,
-            shard_metadata=self.shard_metadata,
-            header_align=header_align,
+        rank, ranks = self._pg.rank(), self._pg.size()
+        every = shard_paths(base, self.num_shards)
+        try:
+            numbering = self._number([str(entry.name) for entry in entries], rank, ranks)
+            plans = _plan_numbered(
+                entries, [every[index] for index in numbering.indices], numbering, metadata,
+                shard0_metadata, self.shard_metadata, header_align,
+            )
+        except RankError:
+            raise
+        except Exception as error:
+            self._agreement.agree("a parallel save", error=error)
+            raise
+        self._agreement.agree(
+            "a parallel save", [f"{self.num_shards} shards, metadata {metadata}, {shard0_metadata}"]
         )
         fill, addresses = self.fill, None
         owners: list[Any] = []
@@ -518,9 +575,31 @@ class ParallelSaver:
             addresses = _source_addresses(entries, owners)
         elif fill is None:
             fill = tensor_fill(self.num_threads, framework=self.framework)
-        return _write(
-            plans, fill, addresses, self.min_free_bytes, self.fsync, self.num_threads
+        _write(
+            plans, fill, addresses, self.min_free_bytes, self.fsync, self.num_threads,
+            lambda error: self._agreement.agree("the end of writing", error=error),
         )
+        self._agreement.agree("the new names")
+        return every
+
+    def _exchange_names(self, names: list[str], error: Exception | None) -> list[Any]:
+        """Tell the ranks what this one saves, or why it can't; return what all have said."""
+        failure = "" if error is None else f"{type(error).__name__}: {error}"
+        own = json.dumps([uuid.uuid4().hex, names, failure])
+        return [json.loads(text) for text in self._pg.exchange_texts(own, "the names to save")]
+
+    def _number(self, names: list[str], rank: int, ranks: int) -> _Numbering:
+        """Return this rank's shards. ValueError for a name that two ranks have."""
+        said = self._exchange_names(names, None)
+        for other, (_, _, failure) in enumerate(said):
+            if failure:
+                raise RankError(f"rank {other} failed in a parallel save: {failure}")
+        seen: dict[str, int] = {}
+        for other, (_, names, _) in enumerate(said):
+            for name in names:
+                if seen.setdefault(name, other) != other:
+                    raise ValueError(f"{name!r} is on rank {seen[name]} and on rank {other}")
+        return _Numbering(list(range(rank, self.num_shards, ranks)), self.num_shards, said[0][0])
 
 
 def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[str, int]:

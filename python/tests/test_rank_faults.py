@@ -271,6 +271,47 @@ SAVES = COMMON + textwrap.dedent("""
     check()
     save_on_ranks(tensors(), target, WORLD)
     check()
+    # ParallelSaver with a group: each rank writes shards of its own.
+    from fastsafetensors import ParallelSaver
+    from fastsafetensors.saver import validate_shard_set, KEY_SHARD_SET
+    saver = ParallelSaver(num_shards=size + 2, group=WORLD, timeout=20)
+    base = f"{folder}/set/model"
+    paths = saver.save(tensors(), base, metadata={"k": "v"})
+    assert len(paths) == size + 2
+    dist.barrier()
+    def whole():
+        dist.barrier()
+        got = load_file(paths)
+        assert sorted(got) == sorted(f"r{r}.{c}" for r in range(size) for c in "ab")
+        assert all(t.eq(int(name[1])).all() for name, t in got.items())
+        metas = [_core.Model([p]).metadata(0) for p in paths]
+        assert len({m[KEY_SHARD_SET] for m in metas}) == 1
+        assert [m["fst.shard.index"] for m in metas] == [str(i) for i in range(size + 2)]
+        assert len(os.listdir(f"{folder}/set")) == size + 2
+        dist.barrier()
+    from fastsafetensors import _core
+    whole()
+    fails(lambda: saver.save({**tensors(5), **({"x": 3} if mine else {})}, base), own=Exception)
+    whole()
+    fails(lambda: saver.save(tensors(5), base, metadata={"k": "1" if mine else "2"}), "metadata")
+    whole()
+    fails(lambda: saver.save(tensors(5), base, header_align=7 if mine else 8), "header_align",
+          own=ValueError)
+    whole()
+    try:
+        saver.save({**tensors(5), "same": torch.ones(2)}, base)
+    except ValueError as error:
+        assert "'same' is on rank 0 and on rank 1" in str(error)
+    else:
+        raise AssertionError("no error")
+    whole()
+    try:
+        ParallelSaver(num_shards=1, group=WORLD)
+    except ValueError as error:
+        assert "at least" in str(error)
+    else:
+        raise AssertionError("no error")
+
     if size == 2:  # one dies while the other writes
         def die(*arguments, **options):
             if mine:
