@@ -15,14 +15,11 @@ something else is an error (put it into a file of your own).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import math
 import os
 import pathlib
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,13 +44,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ._core import Model, assign_shards, layout
+from ._publish import publish, sync
 from ._saving import parse_size
 from ._torch_state import dtype_name, torch_dtype
 from .torch import wrap
 
 __all__ = ["FastSafetensorsReader", "FastSafetensorsWriter"]
 
-_INDEX = "model.safetensors.index.json"
 _TEMPORARY = ".fastsafetensors-"
 # Most bytes that were read and not yet copied to their place.
 _BUDGET_BYTES = 256 << 20
@@ -308,42 +305,14 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
             results.append(WriteResult(item.index, tensor.nbytes, None))
         if self._durable:
             for path in sorted({place.path for place in plan.storage_data.values()}):
-                _sync(path)
+                sync(path)
         return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Give the files their names, the index last. On the coordinator, when all have written."""
-        old = self._listed()
-        for temporary, final in self._files:
-            if self._durable:
-                _sync(temporary)
-            os.replace(temporary, self._path / final)
-        kept = {final for _, final in self._files}
-        index = self._path / _INDEX
-        if len(self._files) > 1:
-            text = json.dumps({"metadata": {"total_size": self._total},
-                               "weight_map": self._weight_map}, indent=2, sort_keys=True)
-            begun = self._path / f"{_TEMPORARY}index"
-            begun.write_text(text + "\n")
-            if self._durable:
-                _sync(begun)
-            os.replace(begun, index)
-        else:
-            index.unlink(missing_ok=True)
-        for name in old - kept:
-            with contextlib.suppress(OSError):
-                (self._path / name).unlink()
-        if self._durable:
-            _sync(self._path)
-
-    def _listed(self) -> set[str]:
-        """Return the files of the model that is in the folder now."""
-        try:
-            listed = json.loads((self._path / _INDEX).read_text())["weight_map"].values()
-        except (OSError, ValueError, KeyError):
-            listed = []
-        names: Sequence[str] = [name for name in listed if os.path.basename(name) == name]
-        return {*names, "model.safetensors"}
+        publish(self._path, self._files, self._weight_map, self._total,
+                hidden=f"{_TEMPORARY}index", durable=self._durable,
+                with_index=len(self._files) > 1)
 
     def storage_meta(self) -> StorageMeta | None:
         """Return what identifies the checkpoint."""
@@ -354,10 +323,3 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         """Tell whether a path can be written to by this class: any local one can."""
         return "://" not in str(checkpoint_id)
 
-
-def _sync(path: Any) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

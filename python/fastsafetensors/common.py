@@ -291,6 +291,16 @@ def open_model(path: str, shown: str | None = None) -> Model:
         raise raised from None
 
 
+def block_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Begin and end of a rank's block of ceil(size / ranks), as torch.chunk cuts.
+
+    The last blocks may be short or empty.
+    """
+    block = -(-size // ranks)
+    begin = min(rank * block, size)
+    return begin, min(begin + block, size)
+
+
 def dtype_bytes(dtype: DType, count: int) -> int:
     """Bytes of `count` elements."""
     return int(count * DTYPE_SIZES[dtype])

@@ -10,6 +10,7 @@ from typing import Any
 
 from ._agreement import Agreement, named
 from ._core import error_class
+from .common import block_of
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType, converted
 
@@ -316,9 +317,7 @@ class FilesBufferOnDevice:
         shape = self._file(name)[1].metadata.tensors[name].shape
         if not 0 <= dim < len(shape):
             raise ValueError(f"get_sharded: {name} has no dimension {dim}")
-        block = -(-shape[dim] // self.pg.size())
-        begin = min(rank * block, shape[dim])
-        return (slice(None),) * dim + (slice(begin, min(begin + block, shape[dim])),)
+        return (slice(None),) * dim + (slice(*block_of(shape[dim], rank, self.pg.size())),)
 
     def _slice(self, name: str, dim: int) -> TensorBase:
         """Read this rank's own block from the file."""

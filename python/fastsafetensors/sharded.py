@@ -34,7 +34,7 @@ import torch
 from ._agreement import Agreement, named
 from ._core import Model
 from ._torch_state import torch_dtype
-from .common import device_of
+from .common import block_of, device_of
 from .file_buffer import STRATEGIES
 from .frameworks import get_framework_op
 from .frameworks._torch import TorchTensor, fst_dtype
@@ -94,9 +94,7 @@ def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Par
     if dim is not None:
         if not -len(shape) <= dim < len(shape):
             raise ValueError(f"dimension {dim} of a tensor of {len(shape)} dimensions")
-        block = -(-shape[dim] // ranks)
-        begin[dim] = min(rank * block, shape[dim])
-        end[dim] = min(begin[dim] + block, shape[dim])
+        begin[dim], end[dim] = block_of(shape[dim], rank, ranks)
     return Part(tuple(begin), tuple(end))
 
 
@@ -500,8 +498,8 @@ def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequenc
         if not placement.is_shard() or type(placement).__name__ != "Shard":
             raise ValueError(f"placement {placement} can't be read from a file")
         dim = placement.dim % max(len(shape), 1)
-        inner = part_of([end[dim] - begin[dim]], 0, at, size)
-        begin[dim], end[dim] = begin[dim] + inner.begin[0], begin[dim] + inner.end[0]
+        first, last = block_of(end[dim] - begin[dim], at, size)
+        begin[dim], end[dim] = begin[dim] + first, begin[dim] + last
     return Part(tuple(begin), tuple(end))
 
 

@@ -11,29 +11,20 @@ over ranks (DTensors) are saved by fastsafetensors.checkpoint, which writes rang
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
 from typing import Any
 
 from ._agreement import Agreement
+from ._publish import INDEX, publish
 from ._torch_state import check_tensors
 from .frameworks import get_framework_op
 from .torch import save_file
 
 __all__ = ["save_on_ranks"]
 
-_INDEX = "model.safetensors.index.json"
 _TEMPORARY = ".fastsafetensors-rank-"
-
-
-def _sync(path: pathlib.Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _check_unique(every: list[list[list[Any]]]) -> None:
@@ -44,32 +35,6 @@ def _check_unique(every: list[list[list[Any]]]) -> None:
             if name in seen:
                 raise ValueError(f"{name!r} is on rank {seen[name]} and on rank {rank}")
             seen[name] = rank
-
-
-def _publish(folder: pathlib.Path, temporary: list[pathlib.Path], final: list[str],
-             every: list[list[list[Any]]], durable: bool) -> None:
-    """Give the files their names, the index last; then remove those of an earlier save."""
-    index = folder / _INDEX
-    try:
-        old = set(json.loads(index.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError):
-        old = set()
-    for begun, name in zip(temporary, final, strict=True):
-        os.replace(begun, folder / name)
-    weight_map = {name: final[rank] for rank, rows in enumerate(every) for name, _ in rows}
-    total = sum(size for rows in every for _, size in rows)
-    begun = folder / f"{_TEMPORARY}index"
-    begun.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map},
-                                indent=2, sort_keys=True) + "\n")
-    if durable:
-        _sync(begun)
-    os.replace(begun, index)
-    for name in old - set(final):
-        if os.path.basename(name) == name:
-            with contextlib.suppress(OSError):
-                (folder / name).unlink()
-    if durable:
-        _sync(folder)
 
 
 def save_on_ranks(
@@ -117,11 +82,14 @@ def save_on_ranks(
         agreement.agree("the end of writing", error=failure)
         try:
             if rank == 0:
-                _publish(place, temporary, final, every, durable)
+                weight_map = {name: final[at] for at, rows in enumerate(every) for name, _ in rows}
+                total = sum(size for rows in every for _, size in rows)
+                publish(place, list(zip(temporary, final, strict=True)), weight_map, total,
+                        hidden=f"{_TEMPORARY}index", durable=durable)
         except Exception as error:
             failure = error
         agreement.agree("the new names", error=failure)
     except BaseException:
         temporary[rank].unlink(missing_ok=True)
         raise
-    return str(place / _INDEX)
+    return str(place / INDEX)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes in a gloo group, on one machine."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from test_rank_faults import run_ranks
 
 RANK = textwrap.dedent("""
     import os, sys
@@ -130,12 +129,4 @@ def test_ranks(tmp_path, torch, size):
     large = {"large": torch.randn(701, 800)}  # above what "auto" gives whole to all
     save_file(large, tmp_path / "large.safetensors")
     torch.save(expected | large, tmp_path / "expected.pt")
-    ranks = [subprocess.Popen([sys.executable, "-c", RANK, tmp_path, tmp_path / "store", str(rank),
-                               str(size)], stderr=subprocess.PIPE, text=True)
-             for rank in range(size)]
-    try:
-        failures = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(failures)
+    run_ranks(RANK, tmp_path, size)
