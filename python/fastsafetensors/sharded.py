@@ -428,8 +428,12 @@ def load_sharded(
     """
 
     def make_parts(model: Model, pg: Any) -> dict[str, list[Part]]:
+        if not isinstance(dims, Mapping):
+            raise TypeError(f"dims must be {{name: dimension or None}}, not {type(dims).__name__}")
         parts = {}
         for name, dim in dims.items():
+            if dim is not None and not isinstance(dim, int):
+                raise TypeError(f"{name}: a dimension is an int or None, not {dim!r}")
             index = model.find(name)
             if index < 0:
                 raise KeyError(f"{name!r} is not in the model")

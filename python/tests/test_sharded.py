@@ -185,6 +185,13 @@ def test_alone(folder, torch):
     got = load_sharded(folder / "model.safetensors", {"big": 0, "odd": None})
     expected = torch.load(folder / "expected.pt")
     assert torch.equal(got["big"], expected["big"]) and torch.equal(got["odd"], expected["odd"])
+    path = folder / "model.safetensors"
+    for wrong, words in (({"big": "x"}, "big: a dimension is"), (["big"], "dims must be")):
+        with pytest.raises(TypeError, match=words):
+            load_sharded(path, wrong)
+    with pytest.raises(ValueError, match="dimension 9"):
+        load_sharded(path, {"big": 9})
+    assert load_sharded(path, {}) == {}
     with pytest.raises(ValueError, match="strategy must be one of"):
         load_sharded(folder / "model.safetensors", {"big": 0}, strategy="x")
 
