@@ -8,6 +8,7 @@
 ///   fst_loader  a running or finished load of some or all of its tensors          (loader.h)
 ///   fst_tensor  one loaded tensor; it owns its memory by reference count          (loader.h)
 ///   fst_writer  a save in progress: one file or a sharded set, all or nothing     (writer.h)
+///   fst_device  where tensors are loaded to: the processors' memory, or a GPU's   (device.h)
 ///
 /// Every function that can fail returns an fst_status and takes an optional fst_error as its last
 /// parameter. NULL and nonsense arguments give FST_E_ARGUMENT, never a crash. Unless a function
@@ -17,6 +18,7 @@
 #define FASTSAFETENSORS_H
 
 #include "fastsafetensors/base.h"
+#include "fastsafetensors/device.h"
 #include "fastsafetensors/dtype.h"
 #include "fastsafetensors/loader.h"
 #include "fastsafetensors/model.h"

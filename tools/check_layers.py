@@ -41,7 +41,7 @@ def check_room_file(path: pathlib.Path, room: str) -> list[str]:
             if room in PURE and name not in PURE_SYSTEM:
                 faults.append(f"{path}: a pure room includes <{name}>")
         elif parts[0].startswith("fastsafetensors") or len(parts) == 1:
-            own = name == "fastsafetensors.h" or (path.parent / name).exists()
+            own = name in ("fastsafetensors.h", "kernel_texts.h") or (path.parent / name).exists()
             if len(parts) == 1 and not own:
                 faults.append(f"{path}: {name} is not in its room")
         elif parts[0] not in BELOW[room]:

@@ -54,6 +54,7 @@ extern "C" {
     X(FST_E_CANCELLED, "Cancelled", "cancelled")                                                   \
     X(FST_E_TIMEOUT, "Timeout", "timed out")                                                       \
     X(FST_E_NO_SPACE, "NoSpace", "not enough space on the device")                                 \
+    X(FST_E_DEVICE, "DeviceError", "the GPU's driver reported an error")                           \
     X(FST_END, "End", "no more tensors")
 
 /// The outcome of a call. FST_OK is 0; FST_END says "nothing more" and is no failure.

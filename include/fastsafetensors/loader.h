@@ -4,6 +4,7 @@
 #define FASTSAFETENSORS_LOADER_H
 
 #include "base.h"
+#include "device.h"
 #include "dtype.h"
 #include "model.h"
 
@@ -61,6 +62,22 @@ typedef enum fst_order {
     FST_ORDER_COUNT
 } fst_order;
 
+/// Whether files are read straight to the memory of a GPU (GPUDirect Storage: cuFile, hipFile).
+typedef enum fst_gds {
+    FST_GDS_AUTO,   ///< where a probe on the file shows real direct transfers
+    FST_GDS_OFF,    ///< never
+    FST_GDS_STRICT, ///< or fail: FST_E_UNSUPPORTED with the reason, which begins with "gds"
+    FST_GDS_COUNT
+} fst_gds;
+
+/// Whether memory is shared by a GPU and the processors.
+typedef enum fst_unified {
+    FST_UNIFIED_AUTO, ///< as the driver says
+    FST_UNIFIED_ON,   ///< tensors lie in locked memory of the processors, which the GPU reads
+    FST_UNIFIED_OFF,  ///< tensors lie in memory that the driver allocates for the GPU
+    FST_UNIFIED_COUNT
+} fst_unified;
+
 /// One tensor of a request.
 typedef struct fst_request_item {
     size_t tensor_index; ///< in the model
@@ -70,7 +87,7 @@ typedef struct fst_request_item {
     const uint64_t *slice_begin;
     const uint64_t *slice_end;
     /// NULL for our memory, else where its bytes go (row-major, packed); the caller keeps it alive
-    /// until the loader is closed. Not in FST_MODE_MAP.
+    /// until the loader is closed. An address of options.device. Not in FST_MODE_MAP.
     void *destination;
     size_t destination_bytes; ///< must equal the bytes of the tensor or slice
 } fst_request_item;
@@ -122,6 +139,17 @@ typedef struct fst_load_options {
     /// 1: never install the SIGBUS guard that turns a file shrinking under a mapping into an
     /// error; cached chunks are then read with pread.
     int no_sigbus_guard;
+    /// Where tensors go; all zero: the CPU. On a GPU, `allocator` gives memory of that device, and
+    /// FST_MODE_MAP is FST_E_ARGUMENT. Tensors that are handed out may be used on any stream at
+    /// once: their copies and conversions are over.
+    fst_device device;
+    /// A stream of the device's driver (its handle; 1 is CUDA's default stream), or 0: nothing is
+    /// written before what is queued on it now is done. For memory that work of the caller's may
+    /// still use: destinations, and allocators that reuse memory in the order of a stream.
+    uintptr_t stream;
+    fst_gds gds;
+    fst_unified unified;
+    uint64_t ring_bytes; ///< locked memory that loads to a GPU go through; 0: 64 MiB, the most
 } fst_load_options;
 
 /// Plans the request and starts reading in the background. `model` may be closed afterwards.
@@ -191,6 +219,11 @@ typedef struct fst_load_stats {
     uint64_t copy_ns;           ///< summed over threads: copying
     uint64_t wait_ns;           ///< the caller's time in waiting calls
     uint64_t populate_ns;       ///< summed over threads: making destination pages
+    uint64_t device_bytes;      ///< sent to the device from the processors' memory
+    uint64_t device_copies;     ///< copies that the bus made for that, but for those to a kernel
+    uint64_t device_launches;   ///< chunks that the device's kernel took apart
+    uint64_t device_wait_ns;    ///< summed over threads: waiting for the device
+    uint64_t gds_bytes;         ///< read straight to the device
 } fst_load_stats;
 
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,
@@ -205,12 +238,18 @@ typedef struct fst_tensor_view {
     uint32_t rank;
     const uint64_t *shape; ///< not NULL
     uint64_t size_bytes;
-    void *data;   ///< row-major, packed; not NULL unless size_bytes is 0
+    void *data;   ///< row-major, packed; not NULL unless size_bytes is 0; an address of `device`
     int writable; ///< 0 when stores to it fault (map_read_only)
+    fst_device device; ///< FST_DEVICE_PINNED is memory of the processors, too
 } fst_tensor_view;
 
 FST_API FST_NODISCARD fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out,
                                                      fst_error *error);
+
+/// Copies the tensor's bytes to memory of the processors, from a device if need be, and waits.
+/// `size_bytes` must be the tensor's. From any thread.
+FST_API FST_NODISCARD fst_status fst_tensor_read(const fst_tensor *tensor, void *target,
+                                                 size_t size_bytes, fst_error *error);
 
 /// One more reference; returns its argument. NULL gives NULL.
 FST_API fst_tensor *fst_tensor_ref(fst_tensor *tensor);

@@ -24,7 +24,7 @@ uint32_t fst_dtype_alignment(fst_dtype dtype) { return fsti_dtype_alignment(dtyp
 
 void fst_keep_memory(uint64_t size_bytes) { fsti_arena_keep_max(size_bytes); }
 
-size_t fst_trim(void) { return (size_t)fsti_arena_trim(); }
+size_t fst_trim(void) { return (size_t)(fsti_ring_trim() + fsti_arena_trim()); }
 
 void fst_live_buffers(size_t *buffer_count, uint64_t *size_bytes) {
     size_t count;

@@ -91,8 +91,8 @@ static void release_arena(fsti_buffer *buffer) {
 
 static void release_small(fsti_buffer *buffer) { free(buffer->data); }
 
-/// Maps `bytes` at a multiple of the huge page by mapping more and giving the ends back.
-static char *map_huge(uint64_t bytes) {
+/// Maps more and gives the ends back.
+char *fsti_pages_map(uint64_t bytes) {
     uint64_t slack = bytes >= FSTI_HUGE_PAGE_BYTES ? FSTI_HUGE_PAGE_BYTES : 0;
     char *start =
         mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -133,7 +133,7 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
     char *data = take_kept(bytes, &bytes);
     bool is_fresh = data == NULL;
     if (is_fresh) FST_TRY(check_limit(bytes, error));
-    if (is_fresh) data = map_huge(bytes);
+    if (is_fresh) data = fsti_pages_map(bytes);
     if (data == NULL) return fsti_error_memory(error, size_bytes);
     fst_status status = fsti_buffer_wrap(data, bytes, release_arena, out, error);
     if (status != FST_OK) {
@@ -152,10 +152,13 @@ static void touch_pages(char *data, uint64_t size_bytes) {
         __atomic_fetch_add(data + at, 0, __ATOMIC_RELAXED);
 }
 
+void fsti_pages_populate(char *data, uint64_t size_bytes) {
+    if (madvise(data, size_bytes, MADV_POPULATE_WRITE) != 0 && errno == EINVAL)
+        touch_pages(data, size_bytes);
+}
+
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
     uint64_t from = fsti_align_down(begin, FSTI_BUFFER_ALIGNMENT);
     end = fsti_min(end, buffer->size_bytes);
-    if (from >= end) return;
-    if (madvise(buffer->data + from, end - from, MADV_POPULATE_WRITE) != 0 && errno == EINVAL)
-        touch_pages(buffer->data + from, end - from);
+    if (from < end) fsti_pages_populate(buffer->data + from, end - from);
 }

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the device room: memory for tensors. Only CPU memory so far; other kinds get a
-/// file each behind the same buffer.
+/// The door of the device room: memory for tensors, of the processors and of GPUs.
 #ifndef FSTI_DEVICE_H
 #define FSTI_DEVICE_H
 
 #include "base/base.h"
+#include "fastsafetensors/device.h"
 #include "fastsafetensors/loader.h"
 
 /// Buffers are placed at multiples of this when they are that large, in huge pages if the system
 /// gives them: a fault then makes 2 MiB, and a 1 MiB request to the disk is one segment.
 #define FSTI_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 #define FSTI_BUFFER_ALIGNMENT 4096u
+
+/// A GPU that was opened; NULL stands for the processors. Never closed.
+typedef struct fsti_device fsti_device;
 
 /// Memory that tensors share by reference count. Safe from any thread.
 typedef struct fsti_buffer fsti_buffer;
@@ -22,6 +25,8 @@ struct fsti_buffer {
     bool writable;
     void (*release)(fsti_buffer *buffer); ///< gives `data` back
     fst_allocator allocator;              ///< for release
+    fsti_device *device;                  ///< whose address `data` is, or who has locked it
+    fsti_buffer *beneath;                 ///< of locked memory: the memory
 };
 
 /// Memory of our own, aligned to FSTI_BUFFER_ALIGNMENT; a kept arena if one fits.
@@ -38,6 +43,12 @@ void fsti_buffer_unref(fsti_buffer *buffer);
 
 /// Makes the pages of [data + begin, data + end) present.
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
+
+/// Anonymous memory at a multiple of the huge page, in huge pages where there are any; NULL when
+/// there is none. For munmap(2).
+char *fsti_pages_map(uint64_t bytes);
+/// Makes whole pages present.
+void fsti_pages_populate(char *data, uint64_t size_bytes);
 
 /// Nodes of memory that the machine has; at least 1.
 uint32_t fsti_numa_node_count(void);
@@ -56,5 +67,98 @@ void fsti_buffer_live(size_t *count, uint64_t *size_bytes);
 void fsti_arena_keep_max(uint64_t size_bytes);
 /// Gives kept arenas back to the system; returns their bytes.
 uint64_t fsti_arena_trim(void);
+
+// ---- GPUs. Functions that take a device want its context to be current (enter, leave) unless
+// ---- they say otherwise; all may be called from any thread.
+
+/// Opens a device, once a process; for FST_DEVICE_PINNED any that can lock memory. NULL for the
+/// CPU. Needs no context. Errors: FST_E_UNSUPPORTED, FST_E_ARGUMENT, FST_E_DEVICE.
+fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *error);
+/// Makes the device's context the thread's, and gives the thread back what it had.
+fst_status fsti_device_enter(const fsti_device *device, fst_error *error);
+void fsti_device_leave(const fsti_device *device);
+
+int32_t fsti_device_count(fst_device_kind kind);
+fst_device fsti_device_id(const fsti_device *device);
+/// Whether it shares the processors' memory.
+bool fsti_device_unified(const fsti_device *device);
+/// Whether it can take chunks apart and convert; compiles the kernel on the first call.
+bool fsti_device_has_kernels(fsti_device *device);
+fst_status fsti_device_parse(const char *text, fst_device *out, fst_error *error);
+/// *out is zeroed but for struct_size. Needs no context.
+fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *error);
+
+/// Memory of the device. Needs no context; neither does its release.
+fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
+                              fst_error *error);
+/// Memory of the processors that is locked, and that the device finds at the same address.
+fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
+                                  fst_error *error);
+/// Copies from the device and waits for it. Needs no context.
+fst_status fsti_device_copy_out(const fsti_device *device, void *target, const void *source,
+                                uint64_t size_bytes, fst_error *error);
+
+/// A slot holds a chunk as it lies in the file, up to FSTI_RING_CHUNK_BYTES_MAX and a page, and
+/// behind it (at FSTI_RING_SLOT_BYTES) a table of pieces.
+#define FSTI_RING_CHUNK_BYTES_MAX ((uint64_t)4 << 20)
+#define FSTI_RING_SLOT_BYTES (FSTI_RING_CHUNK_BYTES_MAX + 8192)
+#define FSTI_RING_TABLE_BYTES ((uint64_t)57344)
+#define FSTI_RING_PIECE_COUNT_MAX ((uint32_t)(FSTI_RING_TABLE_BYTES / sizeof(fsti_piece)))
+#define FSTI_RING_SLOT_COUNT_MAX 16u
+#define FSTI_RING_COPY_COUNT_MAX 8u
+
+/// What a thread block of the kernel does; the layout is the kernel's (kernels/scatter.cu).
+typedef struct fsti_piece {
+    uint64_t target; ///< device address
+    uint32_t source; ///< place of the first unit in the chunk
+    uint32_t units;  ///< of all runs
+    uint32_t run_units, stride_bytes;
+    uint8_t from, to; ///< fst_dtype; equal: units are moved
+    uint8_t from_bytes, to_bytes, unit_elements;
+    uint8_t unused[3];
+} fsti_piece;
+
+/// What becomes of a slot: copies, or a chunk with its table (in the slot) for the kernel.
+typedef struct fsti_ring_parcel {
+    struct {
+        uint64_t target;
+        uint32_t source;
+        uint32_t size;
+    } copies[FSTI_RING_COPY_COUNT_MAX];
+    uint32_t copy_count, piece_count;
+    uint64_t chunk_bytes; ///< to be copied for the kernel
+} fsti_ring_parcel;
+
+typedef struct fsti_ring fsti_ring;
+
+/// A ring of at least `slot_count` slots (2 to FSTI_RING_SLOT_COUNT_MAX), new or kept.
+fst_status fsti_ring_take(fsti_device *device, uint32_t slot_count, fsti_ring **out,
+                          fst_error *error);
+/// Keeps the ring for the next load, or frees it. Nothing may be in flight. NULL is allowed.
+void fsti_ring_give(fsti_ring *ring);
+/// Frees idle rings; returns the bytes that were locked. Needs no context.
+uint64_t fsti_ring_trim(void);
+uint64_t fsti_ring_locked_bytes(void);
+
+uint32_t fsti_ring_slot_count(const fsti_ring *ring);
+/// A slot's memory, locked on first use. One thread a slot.
+fst_status fsti_ring_slot(fsti_ring *ring, uint32_t index, char **data, fst_error *error);
+/// False when some slot could not be locked.
+bool fsti_ring_is_locked(const fsti_ring *ring);
+/// Nothing is copied before what the caller has queued on `stream` (a driver's handle) is done.
+fst_status fsti_ring_follow(fsti_ring *ring, uintptr_t stream, fst_error *error);
+/// Copies `size` bytes of any memory and waits for them: the slow way, for what the processors
+/// have converted. In order with what was sent of the slot.
+fst_status fsti_ring_copy(fsti_ring *ring, uint32_t slot_index, uint64_t target, const void *source,
+                          uint64_t size, fst_error *error);
+/// Queues what becomes of a slot; parcels of one slot are carried out in order. On failure nothing
+/// of it is in flight any more.
+fst_status fsti_ring_send(fsti_ring *ring, uint32_t slot_index, const fsti_ring_parcel *parcel,
+                          fst_error *error);
+/// Whether what was sent is done.
+fst_status fsti_ring_arrived(fsti_ring *ring, uint32_t slot_index, bool wait, bool *arrived,
+                             fst_error *error);
+/// Waits for all that is in flight.
+void fsti_ring_drain(fsti_ring *ring);
 
 #endif

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public functions of device.h.
+#include <string.h>
+
+#include "api_check.h"
+#include "device/device.h"
+#include "fastsafetensors.h"
+
+fst_status fst_device_parse(const char *text, fst_device *out, fst_error *error) {
+    API_REQUIRE(text != NULL && out != NULL, error, "text or out is NULL");
+    return fsti_device_parse(text, out, error);
+}
+
+int32_t fst_device_count(fst_device_kind kind) {
+    return (unsigned)kind < FST_DEVICE_KIND_COUNT ? fsti_device_count(kind) : 0;
+}
+
+fst_status fst_device_info_get(fst_device device, fst_device_info *out, fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    size_t size = out->struct_size;
+    API_REQUIRE(size >= sizeof(size_t), error, "struct_size is not set");
+    API_REQUIRE((unsigned)device.kind < FST_DEVICE_KIND_COUNT, error, "unknown kind of device %d",
+                (int)device.kind);
+    fst_device_info full = {.struct_size = size};
+    FST_TRY(fsti_device_info(device, &full, error));
+    memcpy(out, &full, size < sizeof full ? size : sizeof full);
+    return FST_OK;
+}
+
+uint64_t fst_pinned_bytes(void) { return fsti_ring_locked_bytes(); }

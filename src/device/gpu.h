@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the GPU files of the device room share: a driver behind one table of functions. CUDA's
+/// driver interface and HIP's agree in almost every signature; the types here are theirs as far as
+/// the ABI goes (handles are pointers, results and enumerations are int, a device address is 64
+/// bits).
+#ifndef FSTI_GPU_H
+#define FSTI_GPU_H
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "device.h"
+
+/// X(field, parameters, CUDA's symbol, HIP's symbol). Sources: the CUDA driver API reference and
+/// the HIP runtime API reference; CUDA's _v2 names are what its header maps the plain ones to.
+#define FSTI_GPU_FUNCTIONS(X)                                                                      \
+    X(init, (unsigned flags), "cuInit", "hipInit")                                                 \
+    X(driver_version, (int *version), "cuDriverGetVersion", "hipDriverGetVersion")                 \
+    X(device_count, (int *count), "cuDeviceGetCount", "hipGetDeviceCount")                         \
+    X(device_get, (int *device, int ordinal), "cuDeviceGet", "hipDeviceGet")                       \
+    X(device_name, (char *name, int size, int device), "cuDeviceGetName", "hipDeviceGetName")      \
+    X(device_attribute, (int *value, int attribute, int device), "cuDeviceGetAttribute",           \
+      "hipDeviceGetAttribute")                                                                     \
+    X(context_retain, (void **context, int device), "cuDevicePrimaryCtxRetain",                    \
+      "hipDevicePrimaryCtxRetain")                                                                 \
+    X(context_push, (void *context), "cuCtxPushCurrent_v2", "hipCtxPushCurrent")                   \
+    X(context_pop, (void **context), "cuCtxPopCurrent_v2", "hipCtxPopCurrent")                     \
+    X(context_current, (void **context), "cuCtxGetCurrent", "hipCtxGetCurrent")                    \
+    X(context_device, (int *device), "cuCtxGetDevice", "hipCtxGetDevice")                          \
+    X(memory_info, (size_t *free_bytes, size_t *all_bytes), "cuMemGetInfo_v2", "hipMemGetInfo")    \
+    X(memory_alloc, (uint64_t *address, size_t size), "cuMemAlloc_v2", "hipMalloc")                \
+    X(memory_free, (uint64_t address), "cuMemFree_v2", "hipFree")                                  \
+    X(host_register, (void *address, size_t size, unsigned flags), "cuMemHostRegister_v2",         \
+      "hipHostRegister")                                                                           \
+    X(host_unregister, (void *address), "cuMemHostUnregister", "hipHostUnregister")                \
+    X(host_address, (uint64_t *device, void *host, unsigned flags),                                \
+      "cuMemHostGetDevicePointer_v2", "hipHostGetDevicePointer")                                   \
+    X(copy_in, (uint64_t target, const void *source, size_t size, void *stream),                   \
+      "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync")                                                \
+    X(copy_out, (void *target, uint64_t source, size_t size, void *stream),                        \
+      "cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync")                                                \
+    X(stream_create, (void **stream, unsigned flags), "cuStreamCreate",                            \
+      "hipStreamCreateWithFlags")                                                                  \
+    X(stream_destroy, (void *stream), "cuStreamDestroy_v2", "hipStreamDestroy")                    \
+    X(stream_sync, (void *stream), "cuStreamSynchronize", "hipStreamSynchronize")                  \
+    X(stream_wait, (void *stream, void *event, unsigned flags), "cuStreamWaitEvent",               \
+      "hipStreamWaitEvent")                                                                        \
+    X(event_create, (void **event, unsigned flags), "cuEventCreate", "hipEventCreateWithFlags")    \
+    X(event_destroy, (void *event), "cuEventDestroy_v2", "hipEventDestroy")                        \
+    X(event_record, (void *event, void *stream), "cuEventRecord", "hipEventRecord")                \
+    X(event_query, (void *event), "cuEventQuery", "hipEventQuery")                                 \
+    X(event_sync, (void *event), "cuEventSynchronize", "hipEventSynchronize")                      \
+    X(module_load, (void **module, const void *image), "cuModuleLoadData", "hipModuleLoadData")    \
+    X(module_function, (void **function, void *module, const char *name), "cuModuleGetFunction",   \
+      "hipModuleGetFunction")                                                                      \
+    X(launch,                                                                                      \
+      (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,        \
+       unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,  \
+       void **extra),                                                                              \
+      "cuLaunchKernel", "hipModuleLaunchKernel")                                                   \
+    X(error_string, (int code, const char **text), "cuGetErrorString", "hipDrvGetErrorString")
+
+typedef struct fsti_gpu_api {
+    fst_device_kind kind;
+    const char *library;
+    void *handle;
+#define GPU_FIELD(field, parameters, cuda, hip) int(*field) parameters;
+    FSTI_GPU_FUNCTIONS(GPU_FIELD)
+#undef GPU_FIELD
+    fst_status status;          ///< FST_OK: everything was found and initialised
+    char reason[160];           ///< else why not
+    int version, visible_count; ///< devices that the process may use
+    pid_t owner;                ///< the process that initialised it: a forked child must not use it
+} fsti_gpu_api;
+
+/// Results that both drivers number alike.
+enum {
+    GPU_OUT_OF_MEMORY = 2,
+    GPU_NO_DEVICE = 100,
+    GPU_NOT_READY = 600,
+};
+/// Flags that both drivers number alike.
+enum {
+    GPU_HOST_REGISTER_PORTABLE = 1,
+    GPU_STREAM_NON_BLOCKING = 1,
+    GPU_EVENT_BLOCKING = 1,
+    GPU_EVENT_NO_TIMING = 2,
+};
+
+/// The driver of a kind, loaded and initialised on the first call; look at ->status.
+const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind);
+
+/// An error of the driver: FST_E_NO_MEMORY or FST_E_DEVICE with code, name and words.
+fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error);
+
+#define GPU_KERNELS_MISSING 0
+#define GPU_KERNELS_READY 1
+#define GPU_KERNELS_FAILED 2
+
+struct fsti_device {
+    const fsti_gpu_api *api;
+    int32_t index;
+    int ordinal;
+    void *context;
+    bool unified; ///< memory is shared, and registered memory has one address for both
+    char name[64];
+    pthread_mutex_t lock; ///< for what follows
+    int kernels;          ///< GPU_KERNELS_*
+    void *function;
+    char kernels_reason[96];
+};
+
+/// Loads the kernels, once a device; FST_E_DEVICE where they can't be had. The context is current.
+fst_status fsti_gpu_kernels(fsti_device *device, fst_error *error);
+
+#endif

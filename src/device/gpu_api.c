@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Finding the GPU drivers: libraries that are there or not, loaded when first asked for.
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+/// CUDA 11.2: the oldest driver with all that is used here and frameworks still support.
+#define CUDA_VERSION_MIN 11020
+
+typedef struct gpu_symbol {
+    const char *cuda, *hip;
+    size_t offset; ///< of its field
+} gpu_symbol;
+
+static const gpu_symbol symbols[] = {
+#define GPU_SYMBOL(field, parameters, cuda, hip) {cuda, hip, offsetof(fsti_gpu_api, field)},
+    FSTI_GPU_FUNCTIONS(GPU_SYMBOL)
+#undef GPU_SYMBOL
+};
+
+/// A library that the process has already (a framework's own copy) is taken before another one.
+static void *open_library(const char *const *names) {
+    for (int flags = RTLD_NOLOAD; flags >= 0; flags = flags == RTLD_NOLOAD ? 0 : -1)
+        for (size_t i = 0; names[i] != NULL; i++) {
+            void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | flags);
+            if (handle != NULL) return handle;
+        }
+    return NULL;
+}
+
+static bool find_symbols(fsti_gpu_api *api) {
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        const char *name = api->kind == FST_DEVICE_CUDA ? symbols[i].cuda : symbols[i].hip;
+        void *address = dlsym(api->handle, name);
+        bool is_optional = symbols[i].offset == offsetof(fsti_gpu_api, error_string);
+        if (address == NULL && !is_optional) {
+            snprintf(api->reason, sizeof api->reason, "%s lacks %s: the driver is too old",
+                     api->library, name);
+            return false;
+        }
+        memcpy((char *)api + symbols[i].offset, &address, sizeof address);
+    }
+    return true;
+}
+
+/// What the driver says of a failure.
+static const char *words_of(const fsti_gpu_api *api, int code) {
+    const char *text = NULL;
+    if (api->error_string == NULL || api->error_string(code, &text) != 0) return "unknown error";
+    return text == NULL ? "unknown error" : text;
+}
+
+static bool start_driver(fsti_gpu_api *api) {
+    int code = api->init(0);
+    if (code == 0) code = api->driver_version(&api->version);
+    if (code == 0) code = api->device_count(&api->visible_count);
+    if (code == 0 && api->kind == FST_DEVICE_CUDA && api->version < CUDA_VERSION_MIN) {
+        snprintf(api->reason, sizeof api->reason, "the driver is too old: CUDA %d.%d, %d.%d needed",
+                 api->version / 1000, api->version % 1000 / 10, CUDA_VERSION_MIN / 1000,
+                 CUDA_VERSION_MIN % 1000 / 10);
+        return false;
+    }
+    if (code == GPU_NO_DEVICE || (code == 0 && api->visible_count == 0)) {
+        snprintf(api->reason, sizeof api->reason, "the driver sees no device (%s)",
+                 api->kind == FST_DEVICE_CUDA ? "CUDA_VISIBLE_DEVICES may hide them"
+                                              : "HIP_VISIBLE_DEVICES may hide them");
+        return false;
+    }
+    if (code != 0)
+        snprintf(api->reason, sizeof api->reason, "the driver does not start: %s (%d)",
+                 words_of(api, code), code);
+    return code == 0;
+}
+
+static void load_driver(fsti_gpu_api *api, fst_device_kind kind) {
+    static const char *const cuda[] = {"libcuda.so.1", NULL};
+    static const char *const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
+                                      "libamdhip64.so", NULL};
+    bool is_cuda = kind == FST_DEVICE_CUDA;
+    api->kind = kind;
+    api->library = is_cuda ? "libcuda.so.1" : "libamdhip64.so";
+    api->status = FST_E_UNSUPPORTED;
+    api->owner = getpid();
+    api->handle = open_library(is_cuda ? cuda : hip);
+    if (api->handle == NULL)
+        snprintf(api->reason, sizeof api->reason, "no driver: %s was not found", api->library);
+    else if (find_symbols(api) && start_driver(api))
+        api->status = FST_OK;
+}
+
+static fsti_gpu_api drivers[2];
+
+static void load_cuda(void) { load_driver(&drivers[0], FST_DEVICE_CUDA); }
+static void load_hip(void) { load_driver(&drivers[1], FST_DEVICE_HIP); }
+
+const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind) {
+    static pthread_once_t cuda_once = PTHREAD_ONCE_INIT, hip_once = PTHREAD_ONCE_INIT;
+    bool is_cuda = kind == FST_DEVICE_CUDA;
+    pthread_once(is_cuda ? &cuda_once : &hip_once, is_cuda ? load_cuda : load_hip);
+    return &drivers[is_cuda ? 0 : 1];
+}
+
+fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error) {
+    fst_status status = code == GPU_OUT_OF_MEMORY ? FST_E_NO_MEMORY : FST_E_DEVICE;
+    fsti_error_set(error, status, FSTI_NOWHERE, "%s failed: %s (%s error %d)", what,
+                   words_of(api, code), api->kind == FST_DEVICE_CUDA ? "CUDA" : "HIP", code);
+    if (error != NULL) error->device_code = code;
+    return status;
+}

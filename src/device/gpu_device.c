@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Devices of the drivers: opened once a process, with the context that the process shares.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+#define DEVICE_COUNT_MAX 64
+
+/// Attributes: CUDA's numbers, then HIP's. HIP has no attribute for one address of registered
+/// memory that differs from device to device: asking for the address answers.
+enum { CUDA_INTEGRATED = 18, HIP_INTEGRATED = 16 };
+
+static struct {
+    pthread_mutex_t lock;
+    fsti_device *devices[2][DEVICE_COUNT_MAX];
+} opened = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static fst_status unsupported(const fsti_gpu_api *api, fst_error *error) {
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE, "%s can't be used: %s",
+                          api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", api->reason);
+}
+
+/// A driver does not survive fork(): its threads and its mappings stay with the parent.
+static fst_status check_fork(const fsti_gpu_api *api, fst_error *error) {
+    if (api->owner == getpid()) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "the GPU's driver was started before fork(): start processes that use it "
+                          "with spawn");
+}
+
+/// The device of the thread's current context; 0 where there is none yet.
+static int32_t current_index(const fsti_gpu_api *api) {
+    void *context = NULL;
+    int device = 0;
+    if (api->context_current(&context) != 0 || context == NULL) return 0;
+    return api->context_device(&device) == 0 ? device : 0;
+}
+
+static void learn_unified(fsti_device *device) {
+    int integrated = 0;
+    bool is_cuda = device->api->kind == FST_DEVICE_CUDA;
+    device->api->device_attribute(&integrated, is_cuda ? CUDA_INTEGRATED : HIP_INTEGRATED,
+                                  device->ordinal);
+    device->unified = integrated != 0 || strstr(device->name, "GB10") != NULL;
+}
+
+static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_device **out,
+                              fst_error *error) {
+    fsti_device *device = fsti_alloc_zeroed(1, sizeof *device);
+    if (device == NULL) return fsti_error_memory(error, sizeof *device);
+    device->api = api;
+    device->index = index;
+    pthread_mutex_init(&device->lock, NULL);
+    int code = api->device_get(&device->ordinal, index);
+    if (code == 0) code = api->device_name(device->name, sizeof device->name, device->ordinal);
+    if (code == 0) code = api->context_retain(&device->context, device->ordinal);
+    if (code != 0) {
+        pthread_mutex_destroy(&device->lock);
+        fsti_free(device);
+        return fsti_gpu_error(api, code, "opening the device", error);
+    }
+    device->name[sizeof device->name - 1] = '\0';
+    learn_unified(device);
+    *out = device;
+    return FST_OK;
+}
+
+/// The driver of a kind; for pinned memory whichever there is.
+static const fsti_gpu_api *driver_of(fst_device_kind kind) {
+    if (kind == FST_DEVICE_HIP) return fsti_gpu_driver(FST_DEVICE_HIP);
+    const fsti_gpu_api *cuda = fsti_gpu_driver(FST_DEVICE_CUDA);
+    if (kind == FST_DEVICE_CUDA || cuda->status == FST_OK) return cuda;
+    const fsti_gpu_api *hip = fsti_gpu_driver(FST_DEVICE_HIP);
+    return hip->status == FST_OK ? hip : cuda;
+}
+
+fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *error) {
+    *out = NULL;
+    if (wanted.kind == FST_DEVICE_CPU) return FST_OK;
+    const fsti_gpu_api *api = driver_of(wanted.kind);
+    if (api->status != FST_OK) return unsupported(api, error);
+    FST_TRY(check_fork(api, error));
+    int32_t index = wanted.index < 0 ? current_index(api) : wanted.index;
+    if (index >= api->visible_count || index >= DEVICE_COUNT_MAX)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                              "device %s:%d does not exist: there %s %d",
+                              api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)index,
+                              api->visible_count == 1 ? "is" : "are", api->visible_count);
+    fst_status status = FST_OK;
+    pthread_mutex_lock(&opened.lock);
+    fsti_device **place = &opened.devices[api->kind == FST_DEVICE_CUDA ? 0 : 1][index];
+    if (*place == NULL) status = open_device(api, index, place, error);
+    *out = *place;
+    pthread_mutex_unlock(&opened.lock);
+    return status;
+}
+
+int32_t fsti_device_count(fst_device_kind kind) {
+    if (kind == FST_DEVICE_CPU) return 1;
+    const fsti_gpu_api *api = driver_of(kind);
+    if (api->status != FST_OK || api->owner != getpid()) return 0;
+    return kind == FST_DEVICE_PINNED ? 1 : api->visible_count;
+}
+
+fst_device fsti_device_id(const fsti_device *device) {
+    if (device == NULL) return (fst_device){FST_DEVICE_CPU, 0};
+    return (fst_device){device->api->kind, device->index};
+}
+
+bool fsti_device_unified(const fsti_device *device) { return device != NULL && device->unified; }
+
+fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
+    FST_TRY(check_fork(device->api, error));
+    int code = device->api->context_push(device->context);
+    return code == 0 ? FST_OK : fsti_gpu_error(device->api, code, "using the device", error);
+}
+
+void fsti_device_leave(const fsti_device *device) {
+    void *context;
+    device->api->context_pop(&context);
+}
+
+fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *error) {
+    fsti_device *device;
+    if (wanted.kind == FST_DEVICE_CPU) {
+        snprintf(out->name, sizeof out->name, "CPU");
+        out->converts = 1;
+        return FST_OK;
+    }
+    FST_TRY(fsti_device_get(wanted, &device, error));
+    FST_TRY(fsti_device_enter(device, error));
+    size_t available = 0, all = 0;
+    int code = device->api->memory_info(&available, &all);
+    out->index = device->index;
+    snprintf(out->name, sizeof out->name, "%s", device->name);
+    out->driver_version = device->api->version;
+    out->unified = device->unified;
+    out->memory_bytes = all;
+    out->memory_free = available;
+    out->converts = fsti_gpu_kernels(device, NULL) == FST_OK;
+    if (!out->converts)
+        snprintf(out->converts_reason, sizeof out->converts_reason, "%s", device->kernels_reason);
+    fsti_device_leave(device);
+    return code == 0 ? FST_OK : fsti_gpu_error(device->api, code, "asking for memory", error);
+}
+
+// ---- names of devices ----
+
+typedef struct device_word {
+    const char *word;
+    fst_device_kind kind;
+    bool may_have_index;
+} device_word;
+
+static bool parse_index(const char *text, int32_t *index) {
+    char *end;
+    if (*text < '0' || *text > '9') return false;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    *index = (int32_t)value;
+    return errno == 0 && *end == '\0' && value < 32768;
+}
+
+fst_status fsti_device_parse(const char *text, fst_device *out, fst_error *error) {
+    static const device_word words[] = {{"cpu", FST_DEVICE_CPU, true},
+                                        {"cuda", FST_DEVICE_CUDA, true},
+                                        {"hip", FST_DEVICE_HIP, true},
+                                        {"gpu", FST_DEVICE_KIND_COUNT, true},
+                                        {"pinned", FST_DEVICE_PINNED, false}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        size_t size = strlen(words[i].word);
+        if (strncmp(text, words[i].word, size) != 0) continue;
+        const char *rest = text + size;
+        fst_device device = {words[i].kind, words[i].kind == FST_DEVICE_CPU ? 0 : -1};
+        if (*rest == ':' && words[i].may_have_index && parse_index(rest + 1, &device.index))
+            rest = "";
+        if (*rest != '\0') continue;
+        if (device.kind == FST_DEVICE_PINNED) device.index = 0;
+        if (device.kind == FST_DEVICE_KIND_COUNT) device.kind = driver_of(FST_DEVICE_PINNED)->kind;
+        *out = device;
+        return FST_OK;
+    }
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                          "unknown device \"%.40s\": cpu, cuda, cuda:N, hip, hip:N, gpu or pinned",
+                          text);
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Memory of devices: arenas there, page-locked memory here, and copies back.
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+/// Freeing waits for all that the device still does with the memory (so does the driver's call):
+/// a program may drop a tensor whose last kernel still runs.
+static void release_device(fsti_buffer *buffer) {
+    const fsti_device *device = buffer->device;
+    if (fsti_device_enter(device, NULL) != FST_OK) return; // a forked child owns nothing
+    device->api->memory_free((uint64_t)(uintptr_t)buffer->data);
+    fsti_device_leave(device);
+}
+
+static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, fst_error *error) {
+    size_t available = 0, all = 0;
+    device->api->memory_info(&available, &all);
+    fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
+                   "out of device memory: %llu bytes needed, %llu of %llu available on %s:%d",
+                   (unsigned long long)size_bytes, (unsigned long long)available,
+                   (unsigned long long)all, device->api->kind == FST_DEVICE_CUDA ? "cuda" : "hip",
+                   (int)device->index);
+    if (error != NULL) error->device_code = GPU_OUT_OF_MEMORY;
+    return FST_E_NO_MEMORY;
+}
+
+fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
+                              fst_error *error) {
+    uint64_t address = 0;
+    FST_TRY(fsti_device_enter(device, error));
+    int code = device->api->memory_alloc(&address, size_bytes);
+    fst_status status = FST_OK;
+    if (code == GPU_OUT_OF_MEMORY)
+        status = out_of_memory(device, size_bytes, error);
+    else if (code != 0)
+        status = fsti_gpu_error(device->api, code, "allocating device memory", error);
+    if (status == FST_OK) {
+        status =
+            fsti_buffer_wrap((void *)(uintptr_t)address, size_bytes, release_device, out, error);
+        if (status != FST_OK) device->api->memory_free(address);
+    }
+    fsti_device_leave(device);
+    if (status == FST_OK) (*out)->device = device;
+    return status;
+}
+
+// ---- memory of the processors that a device reads and writes ----
+
+/// A buffer of ours that is registered, and the one beneath it.
+static void release_registered(fsti_buffer *buffer) {
+    const fsti_device *device = buffer->device;
+    if (fsti_device_enter(device, NULL) == FST_OK) {
+        device->api->host_unregister(buffer->data);
+        fsti_device_leave(device);
+    }
+    fsti_buffer_unref(buffer->beneath);
+}
+
+/// Bytes that the system can still give without swapping; UINT64_MAX where it does not say.
+static uint64_t system_available(void) {
+    char text[512];
+    int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (size <= 0) return UINT64_MAX;
+    text[size] = '\0';
+    const char *line = strstr(text, "MemAvailable:");
+    unsigned long long kilobytes;
+    if (line == NULL || sscanf(line, "MemAvailable: %llu", &kilobytes) != 1) return UINT64_MAX;
+    return (uint64_t)kilobytes * 1024;
+}
+
+static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory,
+                                  fst_error *error) {
+    uint64_t address = 0;
+    // The driver locks pages one after the other: they are made before, and huge.
+    fsti_buffer_populate(memory, 0, memory->size_bytes);
+    int code =
+        device->api->host_register(memory->data, memory->size_bytes, GPU_HOST_REGISTER_PORTABLE);
+    if (code != 0) return fsti_gpu_error(device->api, code, "locking memory", error);
+    code = device->api->host_address(&address, memory->data, 0);
+    if (code == 0 && address == (uintptr_t)memory->data) return FST_OK;
+    device->api->host_unregister(memory->data);
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "the device has another address for the processors' memory");
+}
+
+fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
+                                  fst_error *error) {
+    uint64_t available = system_available();
+    if (size_bytes > available)
+        return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
+                              "out of memory: %llu bytes to be locked, %llu available",
+                              (unsigned long long)size_bytes, (unsigned long long)available);
+    fsti_buffer *memory;
+    FST_TRY(fsti_buffer_arena(size_bytes, &memory, error));
+    fst_status status = fsti_device_enter(device, error);
+    if (status == FST_OK) {
+        status = register_buffer(device, memory, error);
+        if (status == FST_OK) {
+            status =
+                fsti_buffer_wrap(memory->data, memory->size_bytes, release_registered, out, error);
+            if (status != FST_OK) device->api->host_unregister(memory->data);
+        }
+        fsti_device_leave(device);
+    }
+    if (status != FST_OK) {
+        fsti_buffer_unref(memory);
+        return status;
+    }
+    (*out)->device = device;
+    (*out)->beneath = memory;
+    return FST_OK;
+}
+
+// ---- back to the processors ----
+
+fst_status fsti_device_copy_out(const fsti_device *device, void *target, const void *source,
+                                uint64_t size_bytes, fst_error *error) {
+    void *stream = NULL;
+    FST_TRY(fsti_device_enter(device, error));
+    const fsti_gpu_api *api = device->api;
+    int code = api->stream_create(&stream, GPU_STREAM_NON_BLOCKING);
+    if (code == 0) {
+        code = api->copy_out(target, (uint64_t)(uintptr_t)source, size_bytes, stream);
+        int waited = api->stream_sync(stream);
+        if (code == 0) code = waited;
+        api->stream_destroy(stream);
+    }
+    fsti_device_leave(device);
+    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying from the device", error);
+}

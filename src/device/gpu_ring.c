@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The ring that loads to a device go through: slots of page-locked memory, two streams that take
+/// turns, and a place in device memory a stream for chunks that the kernel takes apart. Locking
+/// costs more than any load of a small model, so a ring is kept for the next load.
+#include <sys/mman.h>
+
+#include "gpu.h"
+
+#define SLOT_STRIDE (FSTI_RING_SLOT_BYTES + FSTI_RING_TABLE_BYTES)
+/// Two: while one stream's kernel works, the other copies.
+#define STREAM_COUNT 2u
+
+typedef struct ring_slot {
+    char *data; ///< NULL until it is first used
+    void *event;
+    bool is_locked;
+} ring_slot;
+
+struct fsti_ring {
+    fsti_device *device;
+    struct fsti_ring *next_idle;
+    char *memory;
+    ring_slot slots[FSTI_RING_SLOT_COUNT_MAX];
+    uint32_t slot_count;
+    void *streams[STREAM_COUNT];
+    uint64_t staging[STREAM_COUNT]; ///< device memory; 0 until a kernel needs it
+    bool is_broken;                 ///< a stream reported an error: not to be kept
+    pthread_mutex_t lock;           ///< for sending: a copy and its kernel go to a stream together
+};
+
+static struct {
+    pthread_mutex_t lock;
+    fsti_ring *idle;
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static atomic_uint_fast64_t locked_bytes;
+
+uint64_t fsti_ring_locked_bytes(void) { return atomic_load(&locked_bytes); }
+
+/// The context is current, and nothing is in flight.
+static void free_ring(fsti_ring *ring) {
+    const fsti_gpu_api *api = ring->device->api;
+    for (uint32_t i = 0; i < ring->slot_count; i++) {
+        ring_slot *slot = &ring->slots[i];
+        if (slot->is_locked) {
+            api->host_unregister(slot->data);
+            atomic_fetch_sub(&locked_bytes, SLOT_STRIDE);
+        }
+        if (slot->event != NULL) api->event_destroy(slot->event);
+    }
+    for (uint32_t i = 0; i < STREAM_COUNT; i++) {
+        if (ring->staging[i] != 0) api->memory_free(ring->staging[i]);
+        if (ring->streams[i] != NULL) api->stream_destroy(ring->streams[i]);
+    }
+    pthread_mutex_destroy(&ring->lock);
+    if (ring->memory != NULL) munmap(ring->memory, ring->slot_count * SLOT_STRIDE);
+    fsti_free(ring);
+}
+
+static fst_status make_streams(fsti_ring *ring, fst_error *error) {
+    for (uint32_t i = 0; i < STREAM_COUNT; i++) {
+        int code = ring->device->api->stream_create(&ring->streams[i], GPU_STREAM_NON_BLOCKING);
+        if (code != 0) return fsti_gpu_error(ring->device->api, code, "making a stream", error);
+    }
+    return FST_OK;
+}
+
+static fst_status make_ring(fsti_device *device, uint32_t slot_count, fsti_ring **out,
+                            fst_error *error) {
+    fsti_ring *ring = fsti_alloc_zeroed(1, sizeof *ring);
+    if (ring == NULL) return fsti_error_memory(error, sizeof *ring);
+    ring->device = device;
+    ring->slot_count = slot_count;
+    pthread_mutex_init(&ring->lock, NULL);
+    ring->memory = fsti_alloc_fails() ? NULL : fsti_pages_map(slot_count * SLOT_STRIDE);
+    fst_status status = ring->memory == NULL ? fsti_error_memory(error, slot_count * SLOT_STRIDE)
+                                             : make_streams(ring, error);
+    if (status != FST_OK) {
+        free_ring(ring);
+        return status;
+    }
+    *out = ring;
+    return FST_OK;
+}
+
+/// An idle ring of the device with that many slots. A smaller one is given back instead of kept
+/// beside the new one.
+static fsti_ring *take_idle(const fsti_device *device, uint32_t slot_count) {
+    fsti_ring *found = NULL;
+    pthread_mutex_lock(&kept.lock);
+    for (fsti_ring **place = &kept.idle; *place != NULL; place = &(*place)->next_idle) {
+        if ((*place)->device != device) continue;
+        found = *place;
+        *place = found->next_idle;
+        break;
+    }
+    pthread_mutex_unlock(&kept.lock);
+    if (found != NULL && found->slot_count < slot_count) {
+        free_ring(found);
+        found = NULL;
+    }
+    return found;
+}
+
+fst_status fsti_ring_take(fsti_device *device, uint32_t slot_count, fsti_ring **out,
+                          fst_error *error) {
+    slot_count = (uint32_t)fsti_min(fsti_max(slot_count, 2), FSTI_RING_SLOT_COUNT_MAX);
+    *out = take_idle(device, slot_count);
+    return *out != NULL ? FST_OK : make_ring(device, slot_count, out, error);
+}
+
+void fsti_ring_give(fsti_ring *ring) {
+    if (ring == NULL) return;
+    bool is_idle = false;
+    pthread_mutex_lock(&kept.lock);
+    for (const fsti_ring *other = kept.idle; other != NULL; other = other->next_idle)
+        is_idle |= other->device == ring->device; // one a device is enough
+    if (!is_idle && !ring->is_broken) {
+        ring->next_idle = kept.idle;
+        kept.idle = ring;
+        ring = NULL;
+    }
+    pthread_mutex_unlock(&kept.lock);
+    if (ring != NULL) free_ring(ring);
+}
+
+uint64_t fsti_ring_trim(void) {
+    pthread_mutex_lock(&kept.lock);
+    fsti_ring *ring = kept.idle;
+    kept.idle = NULL;
+    pthread_mutex_unlock(&kept.lock);
+    uint64_t before = fsti_ring_locked_bytes();
+    while (ring != NULL) {
+        fsti_ring *next = ring->next_idle;
+        const fsti_device *device = ring->device;
+        // A forked child drops what is the parent's without a word to the driver.
+        if (fsti_device_enter(device, NULL) == FST_OK) {
+            free_ring(ring);
+            fsti_device_leave(device);
+        }
+        ring = next;
+    }
+    return before - fsti_min(before, fsti_ring_locked_bytes());
+}
+
+uint32_t fsti_ring_slot_count(const fsti_ring *ring) { return ring->slot_count; }
+
+fst_status fsti_ring_slot(fsti_ring *ring, uint32_t index, char **data, fst_error *error) {
+    ring_slot *slot = &ring->slots[index];
+    const fsti_gpu_api *api = ring->device->api;
+    *data = slot->data;
+    if (slot->data != NULL) return FST_OK;
+    if (slot->event == NULL) {
+        int code = api->event_create(&slot->event, GPU_EVENT_NO_TIMING | GPU_EVENT_BLOCKING);
+        if (code != 0) return fsti_gpu_error(api, code, "making an event", error);
+    }
+    char *memory = ring->memory + index * SLOT_STRIDE;
+    fsti_pages_populate(memory, SLOT_STRIDE);
+    // Where memory can't be locked (a limit, WSL) copies are slower, but right: the driver then
+    // takes the bytes before the call returns.
+    slot->is_locked = api->host_register(memory, SLOT_STRIDE, GPU_HOST_REGISTER_PORTABLE) == 0;
+    if (slot->is_locked) atomic_fetch_add(&locked_bytes, SLOT_STRIDE);
+    slot->data = *data = memory;
+    return FST_OK;
+}
+
+bool fsti_ring_is_locked(const fsti_ring *ring) {
+    for (uint32_t i = 0; i < ring->slot_count; i++)
+        if (ring->slots[i].data != NULL && !ring->slots[i].is_locked) return false;
+    return true;
+}
+
+fst_status fsti_ring_follow(fsti_ring *ring, uintptr_t stream, fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *event = NULL;
+    int code = api->event_create(&event, GPU_EVENT_NO_TIMING);
+    if (code == 0) {
+        code = api->event_record(event, (void *)stream);
+        for (uint32_t i = 0; code == 0 && i < STREAM_COUNT; i++)
+            code = api->stream_wait(ring->streams[i], event, 0);
+        api->event_destroy(event); // the driver keeps it until it has happened
+    }
+    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "waiting for the caller's stream", error);
+}
+
+static int launch_pieces(const fsti_ring *ring, void *stream, uint64_t staging,
+                         uint32_t piece_count) {
+    uint64_t table = staging + FSTI_RING_SLOT_BYTES, chunk = staging;
+    void *arguments[] = {&table, &chunk};
+    return ring->device->api->launch(ring->device->function, piece_count, 1, 1, 256, 1, 1, 0,
+                                     stream, arguments, NULL);
+}
+
+/// Sends the slot and its table to device memory and lets the kernel take it apart.
+static int send_pieces(fsti_ring *ring, const ring_slot *slot, uint32_t turn,
+                       const fsti_ring_parcel *parcel) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *stream = ring->streams[turn];
+    int code = 0;
+    if (ring->staging[turn] == 0) code = api->memory_alloc(&ring->staging[turn], SLOT_STRIDE);
+    if (code != 0) return code;
+    code = api->copy_in(ring->staging[turn], slot->data, parcel->chunk_bytes, stream);
+    if (code == 0)
+        code = api->copy_in(ring->staging[turn] + FSTI_RING_SLOT_BYTES,
+                            slot->data + FSTI_RING_SLOT_BYTES,
+                            parcel->piece_count * sizeof(fsti_piece), stream);
+    return code != 0 ? code : launch_pieces(ring, stream, ring->staging[turn], parcel->piece_count);
+}
+
+fst_status fsti_ring_send(fsti_ring *ring, uint32_t slot_index, const fsti_ring_parcel *parcel,
+                          fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    const ring_slot *slot = &ring->slots[slot_index];
+    int code = 0;
+    uint32_t turn = slot_index % STREAM_COUNT;
+    pthread_mutex_lock(&ring->lock);
+    for (uint32_t i = 0; i < parcel->copy_count && code == 0; i++)
+        code = api->copy_in(parcel->copies[i].target, slot->data + parcel->copies[i].source,
+                            parcel->copies[i].size, ring->streams[turn]);
+    if (code == 0 && parcel->piece_count > 0) code = send_pieces(ring, slot, turn, parcel);
+    if (code == 0) code = api->event_record(slot->event, ring->streams[turn]);
+    // What was queued before the failure still reads the slot: nobody may reuse it before.
+    if (code != 0) {
+        api->stream_sync(ring->streams[turn]);
+        ring->is_broken = true;
+    }
+    pthread_mutex_unlock(&ring->lock);
+    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
+}
+
+fst_status fsti_ring_copy(fsti_ring *ring, uint32_t slot_index, uint64_t target, const void *source,
+                          uint64_t size, fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *stream = ring->streams[slot_index % STREAM_COUNT];
+    int code = api->copy_in(target, source, size, stream);
+    int waited = api->stream_sync(stream);
+    if (code == 0) code = waited;
+    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
+}
+
+fst_status fsti_ring_arrived(fsti_ring *ring, uint32_t slot_index, bool wait, bool *arrived,
+                             fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *event = ring->slots[slot_index].event;
+    int code = wait ? api->event_sync(event) : api->event_query(event);
+    *arrived = code == 0;
+    if (code == 0 || (!wait && code == GPU_NOT_READY)) return FST_OK;
+    ring->is_broken = true;
+    return fsti_gpu_error(api, code, "waiting for a copy to the device", error);
+}
+
+void fsti_ring_drain(fsti_ring *ring) {
+    for (uint32_t i = 0; i < STREAM_COUNT; i++)
+        if (ring->device->api->stream_sync(ring->streams[i]) != 0) ring->is_broken = true;
+}
