@@ -19,6 +19,13 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 (int)options->order);
     API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error, "unknown dtype %d",
                 (int)options->dtype);
+    API_REQUIRE((unsigned)options->gds < FST_GDS_COUNT, error, "unknown gds %d", (int)options->gds);
+    API_REQUIRE((unsigned)options->unified < FST_UNIFIED_COUNT, error, "unknown unified %d",
+                (int)options->unified);
+    API_REQUIRE((unsigned)options->device.kind < FST_DEVICE_KIND_COUNT, error,
+                "unknown kind of device %d", (int)options->device.kind);
+    API_REQUIRE(options->device.kind == FST_DEVICE_CPU || options->mode != FST_MODE_MAP, error,
+                "views of files are not to be had on a device: use load");
     API_REQUIRE(!options->convert || options->mode != FST_MODE_MAP, error,
                 "views can't be converted: use load");
     API_REQUIRE(options->items != NULL || options->item_count == 0, error, "items is NULL");
@@ -104,6 +111,17 @@ fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out, f
     API_REQUIRE(tensor != NULL && out != NULL, error, "tensor or out is NULL");
     fsti_tensor_view(tensor, out);
     return FST_OK;
+}
+
+fst_status fst_tensor_read(const fst_tensor *tensor, void *target, size_t size_bytes,
+                           fst_error *error) {
+    fst_tensor_view view;
+    API_REQUIRE(tensor != NULL, error, "tensor is NULL");
+    fsti_tensor_view(tensor, &view);
+    API_REQUIRE(size_bytes == view.size_bytes, error, "%zu bytes for a tensor of %llu", size_bytes,
+                (unsigned long long)view.size_bytes);
+    API_REQUIRE(target != NULL || size_bytes == 0, error, "target is NULL");
+    return fsti_tensor_read(tensor, target, error);
 }
 
 fst_tensor *fst_tensor_ref(fst_tensor *tensor) { return fsti_tensor_ref(tensor); }

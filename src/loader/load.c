@@ -14,6 +14,8 @@
 #define BATCHES_PER_BUDGET 4u
 /// AUTO maps when at least this much of the request is in the page cache.
 #define MAP_RESIDENT_PERCENT 90u
+/// Locked memory that loads to a GPU go through: enough to keep its bus busy.
+#define RING_BYTES ((uint64_t)64 << 20)
 
 static bool has_destinations(const fst_loader *loader) {
     for (size_t i = 0; i < loader->plan.item_count; i++)
@@ -44,6 +46,23 @@ static void measure_residency(const fst_loader *loader, uint64_t *resident, uint
     }
 }
 
+/// Opens the device that tensors go to.
+static fst_status choose_device(fst_loader *loader, fst_error *error) {
+    const fst_load_options *options = &loader->options;
+    loader->device_id = options->device;
+    if (options->device.kind == FST_DEVICE_CPU) return FST_OK;
+    FST_TRY(fsti_device_get(options->device, &loader->device, error));
+    bool shares = options->unified == FST_UNIFIED_ON ||
+                  (options->unified == FST_UNIFIED_AUTO && fsti_device_unified(loader->device));
+    bool is_pinned = options->device.kind == FST_DEVICE_PINNED;
+    if (!is_pinned) loader->device_id = fsti_device_id(loader->device);
+    // Memory of the caller's is filled the way that its kind needs.
+    loader->locks_memory =
+        options->allocator == NULL && !has_destinations(loader) && (is_pinned || shares);
+    if (is_pinned && !loader->locks_memory) loader->device = NULL;
+    return FST_OK;
+}
+
 static void choose_mode(fst_loader *loader) {
     const fst_load_options *options = &loader->options;
     size_t size = sizeof loader->mode_reason;
@@ -54,7 +73,10 @@ static void choose_mode(fst_loader *loader) {
         return;
     }
     loader->mode = FST_MODE_LOAD;
-    if (has_destinations(loader)) {
+    if (options->device.kind != FST_DEVICE_CPU) {
+        snprintf(loader->mode_reason, size, "load: to a device%s",
+                 loader->locks_memory ? ", whose driver locks the memory" : "");
+    } else if (has_destinations(loader)) {
         snprintf(loader->mode_reason, size, "load: the caller gives the memory");
     } else if (options->convert) {
         snprintf(loader->mode_reason, size, "load: elements are converted");
@@ -108,7 +130,9 @@ static fst_status make_plan(fst_loader *loader, fst_error *error) {
                              .batch_bytes_max = batch_limit(loader),
                              .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
                                                    : gap == UINT64_MAX ? 0
-                                                                       : gap};
+                                                                       : gap,
+                             .chunk_bytes_max =
+                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0};
     size_t count = loader->plan.item_count;
     FST_TRY(fsti_plan_make(loader->headers, loader->wants, count, &rules, &loader->plan, error));
     loader->plan_ns = fsti_now_ns() - start_ns;
@@ -148,6 +172,13 @@ static fst_status make_views(fst_loader *loader, fst_error *error) {
     return FST_OK;
 }
 
+/// A budget that is smaller than the ring's default makes the ring smaller, too.
+static uint64_t ring_bytes(const fst_load_options *options) {
+    uint64_t bytes = options->ring_bytes == 0 ? RING_BYTES : options->ring_bytes;
+    if (options->budget_bytes != 0) bytes = fsti_min(bytes, options->budget_bytes / 4);
+    return fsti_min(bytes, RING_BYTES);
+}
+
 static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
     const fst_load_options *options = &loader->options;
     fsti_job job = {.plan = &loader->plan,
@@ -156,6 +187,11 @@ static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
                     .mappings = loader->mappings,
                     .populate = options->map_populate != 0,
                     .allocator = options->allocator,
+                    .device = loader->device,
+                    .locks_memory = loader->locks_memory,
+                    .stream = options->stream,
+                    .ring_bytes = ring_bytes(options),
+                    .gds = options->gds,
                     .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
                     .ring = options->ring,
                     .numa = options->numa,
@@ -180,6 +216,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
     }
     fst_status status = list_files(loader, error);
     if (status == FST_OK) status = fsti_loader_resolve(loader, options, error);
+    if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
         choose_mode(loader);
         status = make_plan(loader, error);

@@ -11,6 +11,9 @@ struct fst_loader {
     fst_model *model;
     fst_load_options options; ///< without its pointers to items and globs
     fst_load_mode mode;       ///< what AUTO became
+    fsti_device *device;      ///< NULL: the processors
+    fst_device device_id;     ///< of tensors
+    bool locks_memory;        ///< tensors lie in locked memory of the processors
     char mode_reason[160];
     fsti_plan_want *wants;
     uint64_t *slices; ///< the numbers that wants point to

@@ -38,6 +38,8 @@ void fsti_loader_close(fst_loader *loader);
 void fsti_loader_stats(fst_loader *loader, fst_load_stats *stats);
 
 void fsti_tensor_view(const fst_tensor *tensor, fst_tensor_view *out);
+/// `target` has room for the tensor's bytes.
+fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *error);
 fst_tensor *fsti_tensor_ref(fst_tensor *tensor);
 void fsti_tensor_unref(fst_tensor *tensor);
 

@@ -27,6 +27,19 @@ void fsti_tensor_unref(fst_tensor *tensor) {
     fsti_free(tensor);
 }
 
+fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *error) {
+    const fst_tensor_view *view = &tensor->view;
+    fsti_device *device = NULL;
+    bool is_near = view->device.kind == FST_DEVICE_CPU || view->device.kind == FST_DEVICE_PINNED;
+    if (view->size_bytes == 0) return FST_OK;
+    if (is_near) {
+        fsti_copy(target, view->data, (size_t)view->size_bytes);
+        return FST_OK;
+    }
+    FST_TRY(fsti_device_get(view->device, &device, error));
+    return fsti_device_copy_out(device, target, view->data, view->size_bytes, error);
+}
+
 typedef struct map_copy {
     const fsti_plan *plan;
     uint32_t item;
@@ -135,7 +148,8 @@ fst_status fsti_tensor_make(fst_loader *loader, uint32_t item_index, fsti_buffer
                                      .shape = is_slice ? tensor->slice_shape : item->shape,
                                      .size_bytes = item->size_bytes,
                                      .data = data,
-                                     .writable = buffer == NULL || buffer->writable};
+                                     .writable = buffer == NULL || buffer->writable,
+                                     .device = loader->device_id};
     *out = tensor;
     return FST_OK;
 }

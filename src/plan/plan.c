@@ -121,6 +121,8 @@ static fst_status build_plan(plan_build *build) {
         plan->chunk_bytes = plan->bytes_requested < FSTI_PLAN_SMALL_REQUEST_BYTES
                                 ? FSTI_PLAN_SMALL_CHUNK_BYTES
                                 : FSTI_PLAN_CHUNK_BYTES;
+        if (build->rules->chunk_bytes_max != 0)
+            plan->chunk_bytes = fsti_min(plan->chunk_bytes, build->rules->chunk_bytes_max);
         status = cut_batches(build);
     }
     for (uint32_t i = 0; status == FST_OK && i < plan->batch_count; i++)

@@ -42,6 +42,7 @@ typedef struct fsti_plan_rules {
     fst_order order;
     uint64_t batch_bytes_max; ///< UINT64_MAX: a batch a file
     uint64_t coalesce_gap_bytes;
+    uint64_t chunk_bytes_max; ///< a power of two; 0: FSTI_PLAN_CHUNK_BYTES
 } fsti_plan_rules;
 
 typedef struct fsti_plan_item {

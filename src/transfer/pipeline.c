@@ -118,6 +118,8 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
     if (pipeline->job.mappings == NULL) FST_TRY(choose_engines(pipeline, error));
     size_threads(pipeline);
+    if (pipeline->job.device != NULL && !pipeline->job.locks_memory)
+        return fsti_device_lane_open(pipeline, error);
     return FST_OK;
 }
 
@@ -192,6 +194,7 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     fsti_pipeline_cancel(pipeline);
     for (uint32_t i = 0; i < pipeline->threads_started; i++)
         pthread_join(pipeline->threads[i], NULL);
+    fsti_device_lane_close(pipeline); // before the memory that copies go to
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
@@ -280,8 +283,10 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
         char ring[96] = "";
         if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
             fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
-        snprintf(stats->reason, sizeof stats->reason, "%s%s%s", pipeline->choices[file].reason,
-                 ring,
+        char device[128];
+        fsti_device_lane_explain(pipeline, device, sizeof device);
+        snprintf(stats->reason, sizeof stats->reason, "%s%s%s%s", pipeline->choices[file].reason,
+                 ring, device,
                  !pipeline->is_placed                        ? ""
                  : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
                                                              : ", memory of the local node");
@@ -297,6 +302,11 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     stats->copy_ns = counts->copy_ns;
     stats->populate_ns = counts->populate_ns;
     stats->bounce_bytes = counts->bounce_bytes;
+    stats->device_bytes = counts->device_bytes;
+    stats->device_copies = counts->device_copies;
+    stats->device_launches = counts->device_launches;
+    stats->device_wait_ns = counts->device_wait_ns;
+    stats->gds_bytes = counts->gds_bytes;
     stats->chunk_count = plan->chunk_count;
     stats->chunks_resident = pipeline->chunks_resident;
     stats->buffer_bytes = pipeline->bytes_allocated;

@@ -19,6 +19,7 @@ typedef struct chunk_state {
     uint8_t is_populated; ///< its place in the buffer has been made by a helper
     uint8_t way;          ///< fst_ring, of chunks that a ring reads
     uint16_t blocks_left; ///< used by the one worker that took it
+    uint8_t slot;         ///< of the device's ring
 } chunk_state;
 
 typedef enum batch_step { BATCH_WAITING, BATCH_ADMITTED, BATCH_RELEASED } batch_step;
@@ -32,12 +33,17 @@ typedef struct batch_state {
 typedef struct worker_counts {
     uint64_t bytes_read, bytes_direct, bytes_mapped, bytes_copied, bytes_converted, read_count;
     uint64_t read_ns, copy_ns, populate_ns, bounce_bytes;
+    uint64_t device_bytes, device_copies, device_launches, device_wait_ns, gds_bytes;
     bool used[FST_ENGINE_COUNT];
 } worker_counts;
 
+/// The way to a device: private to device_lane.c.
+typedef struct device_lane device_lane;
+
 struct fsti_pipeline {
     fsti_job job;
-    fsti_io_choice *choices; ///< by file
+    device_lane *device_lane; ///< NULL: memory that the processors write to
+    fsti_io_choice *choices;  ///< by file
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
@@ -84,6 +90,35 @@ void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 /// A worker's life. `index` below lane_count: a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
 
+/// Makes the way to the job's device; undoes what it did when it fails.
+fst_status fsti_device_lane_open(fsti_pipeline *pipeline, fst_error *error);
+/// No worker runs any more. Waits for copies in flight.
+void fsti_device_lane_close(fsti_pipeline *pipeline);
+/// Wakes who waits for a slot: the pipeline stops.
+void fsti_device_lane_wake(fsti_pipeline *pipeline);
+/// A worker's life with the device: its context is the thread's between these.
+fst_status fsti_device_lane_begin(fsti_pipeline *pipeline, fst_error *error);
+void fsti_device_lane_end(fsti_pipeline *pipeline);
+/// A free slot for a chunk, into pipeline->chunks[chunk].slot, and its memory; *data is NULL when
+/// there is none (or, with `wait`, when the pipeline stops).
+fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool wait, char **data,
+                                 worker_counts *counts, fst_error *error);
+/// The memory of a chunk's slot.
+char *fsti_device_lane_data(const fsti_pipeline *pipeline, uint32_t chunk);
+/// All bytes of a chunk are in its slot: queues their way to the device.
+fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                                 fst_error *error);
+/// Finishes chunks that have arrived; with `wait` at least one. *any: whether there was one.
+fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
+                                 worker_counts *counts, fst_error *error);
+/// ", through 64 MiB of locked memory, .." for the statistics.
+void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t size);
+
+/// Where a chunk's bytes in its slot begin in the file.
+static inline uint64_t fsti_chunk_origin(const fsti_plan_chunk *chunk) {
+    return fsti_align_down(chunk->begin, FSTI_IO_PAGE_BYTES);
+}
+
 /// How the ring reads chunks of a device: FST_RING_PLACE or FST_RING_SLOTS, in turns until both
 /// have been measured. From any thread.
 fst_ring fsti_ring_choose(uint64_t device);
@@ -111,6 +146,10 @@ typedef struct scatter_order {
     char *buffer; ///< of the extent's batch; NULL when all its items have destinations
     const char *source;
     uint64_t begin, end;
+    /// NULL, or who brings the parts of items to their places instead (a device)
+    void (*emit)(void *context, const fsti_plan_item *item, char *target, const char *source,
+                 uint64_t size);
+    void *emit_context;
     uint64_t copied;    ///< out: bytes moved; none when they are in their place already
     uint64_t converted; ///< out: bytes of them converted
 } scatter_order;

@@ -37,24 +37,26 @@ static void move_to_units(run_part *part, uint64_t run_begin, uint64_t run_end,
     part->until = fsti_min(part->until + more, run_end);
 }
 
-/// Brings a part to its place; returns its bytes as read.
-static uint64_t place_part(const fsti_plan_item *item, const run_part *part, char *target,
-                           const char *source) {
-    uint64_t size = part->until - part->begin;
+/// Brings a part to its place, or tells who does; returns its bytes as read.
+static uint64_t place_part(const scatter_order *order, const fsti_plan_item *item,
+                           const run_part *part) {
+    uint64_t size = part->until - part->begin, place = part->item_place;
     const fsti_conversion *conversion = &item->conversion;
-    if (!item->is_converted) {
-        fsti_copy(target + part->item_place, source, size);
-    } else {
-        uint64_t place = part->item_place / conversion->from_bytes * conversion->to_bytes;
-        fsti_dtype_convert(*conversion, target + place, source, size / conversion->from_bytes);
-    }
+    const char *source = order->source + (part->begin - order->begin);
+    if (item->is_converted) place = place / conversion->from_bytes * conversion->to_bytes;
+    char *target = fsti_plan_item_address(item, order->buffer) + place;
+    if (order->emit != NULL)
+        order->emit(order->emit_context, item, target, source, size);
+    else if (item->is_converted)
+        fsti_dtype_convert(*conversion, target, source, size / conversion->from_bytes);
+    else
+        fsti_copy(target, source, size);
     return size;
 }
 
 /// Places the part of one segment's runs that lies in the block.
 static void scatter_segment(scatter_order *order, const fsti_plan_segment *segment) {
     const fsti_plan_item *item = &order->plan->items[segment->item];
-    char *target = fsti_plan_item_address(item, order->buffer);
     uint32_t run = order->begin <= segment->file_offset
                        ? 0
                        : (uint32_t)((order->begin - segment->file_offset) / segment->stride_bytes);
@@ -70,8 +72,7 @@ static void scatter_segment(scatter_order *order, const fsti_plan_segment *segme
         if (item->is_converted)
             move_to_units(&part, run_begin, run_end, item->conversion.from_bytes);
         if (part.begin >= part.until) continue;
-        uint64_t size =
-            place_part(item, &part, target, order->source + (part.begin - order->begin));
+        uint64_t size = place_part(order, item, &part);
         order->copied += size;
         if (item->is_converted) order->converted += size;
     }

@@ -23,12 +23,23 @@ static void classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     }
 }
 
+static fst_status make_foreign(const fsti_pipeline *pipeline, uint64_t size_bytes,
+                               fsti_buffer **out, fst_error *error) {
+    FST_TRY(fsti_buffer_foreign(pipeline->job.allocator, size_bytes, out, error));
+    (*out)->device = pipeline->job.device;
+    return FST_OK;
+}
+
 static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                               fsti_buffer **out, fst_error *error) {
     *out = NULL;
     if (batch->buffer_bytes == 0 || pipeline->job.mappings != NULL) return FST_OK;
     if (pipeline->job.allocator != NULL)
-        return fsti_buffer_foreign(pipeline->job.allocator, batch->buffer_bytes, out, error);
+        return make_foreign(pipeline, batch->buffer_bytes, out, error);
+    if (pipeline->job.locks_memory)
+        return fsti_buffer_registered(pipeline->job.device, batch->buffer_bytes, out, error);
+    if (pipeline->job.device != NULL)
+        return fsti_buffer_device(pipeline->job.device, batch->buffer_bytes, out, error);
     FST_TRY(fsti_buffer_arena(batch->buffer_bytes, out, error));
     // Pages that are there already stay where they are.
     if ((*out)->is_fresh && fsti_numa_place((*out)->data, (*out)->size_bytes, pipeline->job.numa))
@@ -148,6 +159,7 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {
     pthread_cond_broadcast(&pipeline->work_changed);
     pthread_cond_broadcast(&pipeline->chunk_finished);
     pthread_mutex_unlock(&pipeline->lock);
+    if (pipeline->device_lane != NULL) fsti_device_lane_wake(pipeline);
 }
 
 static bool item_is_done(const fsti_pipeline *pipeline, const fsti_plan_item *item) {
@@ -195,6 +207,11 @@ static void add_counts(worker_counts *sum, worker_counts *counts) {
     sum->copy_ns += counts->copy_ns;
     sum->populate_ns += counts->populate_ns;
     sum->bounce_bytes += counts->bounce_bytes;
+    sum->device_bytes += counts->device_bytes;
+    sum->device_copies += counts->device_copies;
+    sum->device_launches += counts->device_launches;
+    sum->device_wait_ns += counts->device_wait_ns;
+    sum->gds_bytes += counts->gds_bytes;
     for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) sum->used[i] |= counts->used[i];
     *counts = (worker_counts){0};
 }

@@ -19,7 +19,12 @@ typedef struct fsti_job {
     fsti_file *const *files;
     char *const *mappings; ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
     bool populate;         ///< make resident pages of the mappings present
-    const fst_allocator *allocator; ///< NULL: arenas
+    const fst_allocator *allocator; ///< NULL: arenas, or the device's memory
+    fsti_device *device;            ///< NULL: the processors
+    bool locks_memory;              ///< arenas are locked by the device's driver; no copies to it
+    uintptr_t stream;               ///< copies to the device wait for what is queued on it; 0: none
+    uint64_t ring_bytes;            ///< locked memory that copies go through, at most
+    fst_gds gds;
     fst_engine engine;
     fst_ring ring;
     fst_numa numa;

@@ -64,7 +64,7 @@ static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *e
     // A small load needs no slot of full size.
     uint64_t planned = fsti_align_up(self->pipeline->job.plan->bytes_planned, FSTI_IO_PAGE_BYTES);
     uint64_t slot_bytes = fsti_min(RING_BLOCK_BYTES, planned) + 2 * FSTI_IO_PAGE_BYTES;
-    if (!engine->is_mapped) {
+    if (!engine->is_mapped && self->pipeline->device_lane == NULL) {
         fst_status status = fsti_buffer_arena(depth * slot_bytes, &lane->slots, error);
         if (status != FST_OK) {
             engine->lane_close(lane->handle);
@@ -95,13 +95,16 @@ static void close_lanes(worker *self) {
 /// True when the bytes of a chunk are read straight to their place: of a linear extent, by blocking
 /// engines always, by a ring when that is its way.
 static bool reads_to_place(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk) {
+    if (pipeline->device_lane != NULL) return false;
     if (!chunk_extent(pipeline, chunk)->linear || lane->engine->is_mapped) return false;
     return !lane->engine->is_async || pipeline->chunks[chunk].way == FST_RING_PLACE;
 }
 
 static uint64_t block_bytes(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk) {
     bool at_once = lane->engine->is_mapped || !lane->engine->is_async;
-    bool whole = at_once && (lane->engine->is_mapped || reads_to_place(pipeline, lane, chunk));
+    // A slot of the device's ring holds a chunk.
+    bool whole = at_once && (lane->engine->is_mapped || pipeline->device_lane != NULL ||
+                             reads_to_place(pipeline, lane, chunk));
     return whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
 }
 
@@ -139,7 +142,10 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
     }
     block->read_begin = begin;
     block->target = block->slot;
-    if (reads_to_place(pipeline, lane, block->chunk))
+    if (pipeline->device_lane != NULL)
+        block->target = fsti_device_lane_data(pipeline, block->chunk) +
+                        (begin - fsti_chunk_origin(&pipeline->job.plan->chunks[block->chunk]));
+    else if (reads_to_place(pipeline, lane, block->chunk))
         block->target = pipeline->batches[extent->batch].buffer->data +
                         (extent->buffer_offset + begin - extent->begin);
     block->read = (fsti_io_op){.file = pipeline->job.files[extent->file],
@@ -153,41 +159,89 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
 
 static void carry_out(void *order) { fsti_scatter(order); }
 
-static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
-                              fst_error *error) {
-    fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
-    fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
-    uint64_t size = block->end - block->begin;
+/// A block of a mapping on its way to a device's slot.
+typedef struct slot_copy {
+    char *target;
+    const char *source;
+    size_t size;
+} slot_copy;
+
+static void fill_slot(void *context) {
+    const slot_copy *copy = context;
+    fsti_copy(copy->target, copy->source, copy->size);
+}
+
+/// Where the block's first wanted byte was read to.
+static const char *block_source(const io_lane *lane, const io_block *block) {
     // A read that took several attempts has moved on; where it began is where the block begins.
     const char *whole = lane->engine->is_mapped ? (const char *)block->read.data -
                                                       (block->read.offset - block->read_begin)
                                                 : block->target;
-    scatter_order order = {.plan = pipeline->job.plan,
-                           .extent = extent,
-                           .buffer = buffer == NULL ? NULL : buffer->data,
-                           .source = whole + (block->begin - block->read_begin),
-                           .begin = block->begin,
-                           .end = block->end};
+    return whole + (block->begin - block->read_begin);
+}
+
+/// Runs what reads `source`; FST_E_IO or FST_E_FILE_CHANGED when its pages could not be had.
+static fst_status run_copy(worker *self, const io_lane *lane, const io_block *block,
+                           void (*copy)(void *context), void *context, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     uint64_t start_ns = fsti_now_ns();
     bool good = true;
     if (lane->engine->is_mapped)
-        good = fsti_io_guarded(carry_out, &order, order.source, block->needed_end - block->begin);
+        good = fsti_io_guarded(copy, context, block_source(lane, block),
+                               block->needed_end - block->begin);
     else
-        carry_out(&order);
+        copy(context);
     self->counts.copy_ns += fsti_now_ns() - start_ns;
-    if (!good) {
-        FST_TRY(fsti_pipeline_check_file(pipeline, extent, block->begin, error));
-        fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO, error);
-        return FST_E_IO;
-    }
+    if (good) return FST_OK;
+    FST_TRY(fsti_pipeline_check_file(pipeline, extent, block->begin, error));
+    fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO, error);
+    return FST_E_IO;
+}
+
+/// Brings the block to the chunk's slot, where reads have put it already.
+static fst_status slot_block(worker *self, const io_lane *lane, const io_block *block,
+                             fst_error *error) {
+    const fsti_pipeline *pipeline = self->pipeline;
+    uint64_t origin = fsti_chunk_origin(&pipeline->job.plan->chunks[block->chunk]);
+    slot_copy copy = {.target =
+                          fsti_device_lane_data(pipeline, block->chunk) + (block->begin - origin),
+                      .source = block_source(lane, block),
+                      .size = (size_t)(block->needed_end - block->begin)};
+    if (!lane->engine->is_mapped) return FST_OK;
+    self->counts.bytes_copied += block->end - block->begin;
+    return run_copy(self, lane, block, fill_slot, &copy, error);
+}
+
+static fst_status scatter_block(worker *self, const io_lane *lane, const io_block *block,
+                                fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
+    scatter_order order = {.plan = pipeline->job.plan,
+                           .extent = extent,
+                           .buffer = buffer == NULL ? NULL : buffer->data,
+                           .source = block_source(lane, block),
+                           .begin = block->begin,
+                           .end = block->end};
+    FST_TRY(run_copy(self, lane, block, carry_out, &order, error));
     self->counts.bytes_copied += order.copied;
     self->counts.bytes_converted += order.converted;
+    return FST_OK;
+}
+
+static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
+                              fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    uint64_t size = block->end - block->begin;
+    FST_TRY(pipeline->device_lane != NULL ? slot_block(self, lane, block, error)
+                                          : scatter_block(self, lane, block, error));
     self->counts.bytes_read += size;
     if (lane->engine->is_direct) self->counts.bytes_direct += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
-        fsti_io_forget(pipeline->job.files[extent->file], block->begin, block->end);
+        fsti_io_forget(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
+                       block->begin, block->end);
     }
     return FST_OK;
 }
@@ -249,6 +303,8 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     // Any write or truncation before this moment shows in size or time.
     FST_TRY(fsti_pipeline_check_file(self->pipeline, chunk_extent(self->pipeline, block->chunk),
                                      block->begin, error));
+    if (self->pipeline->device_lane != NULL)
+        return fsti_device_lane_send(self->pipeline, block->chunk, &self->counts, error);
     if (lane->engine->is_async) measure_way(self, block->chunk);
     fsti_pipeline_finish(self->pipeline, block->chunk, &self->counts);
     return FST_OK;
@@ -271,6 +327,35 @@ static fst_status populate_mapping(worker *self, uint32_t chunk, fst_error *erro
     return FST_OK;
 }
 
+/// Finishes one read of any lane; false when none is in flight.
+static bool finish_any(worker *self, fst_status *status, fst_error *error) {
+    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
+        io_lane *lane = &self->lanes[i];
+        if (lane->in_flight == 0) continue;
+        *status = finish_block(self, lane, error);
+        return true;
+    }
+    return false;
+}
+
+/// A slot of the device's ring for a chunk. While reads of this worker are in flight it goes on
+/// with them instead of waiting for others: they hold slots.
+static fst_status take_slot(worker *self, uint32_t chunk, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    char *data = NULL;
+    while (!atomic_load(&pipeline->stop)) {
+        fst_status status = FST_OK;
+        FST_TRY(fsti_device_lane_take(pipeline, chunk, false, &data, &self->counts, error));
+        if (data != NULL) return FST_OK;
+        bool had_reads = finish_any(self, &status, error);
+        FST_TRY(status);
+        if (had_reads) continue;
+        FST_TRY(fsti_device_lane_take(pipeline, chunk, true, &data, &self->counts, error));
+        if (data != NULL) return FST_OK;
+    }
+    return FST_OK;
+}
+
 /// Queues the blocks of a chunk, finishing others when the lane is full.
 static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
@@ -280,7 +365,11 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     if (lane->handle == NULL) FST_TRY(open_lane(self, lane, engine, error));
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    if (engine->is_async) pipeline->chunks[chunk].way = (uint8_t)choose_way(pipeline, chunk);
+    bool has_slot = pipeline->device_lane != NULL;
+    if (has_slot) FST_TRY(take_slot(self, chunk, error));
+    if (atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
+    if (engine->is_async && !has_slot)
+        pipeline->chunks[chunk].way = (uint8_t)choose_way(pipeline, chunk);
     uint64_t step = block_bytes(pipeline, lane, chunk);
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
     pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);
@@ -292,7 +381,7 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
         block->chunk = chunk;
         block->begin = begin;
         block->end = block->needed_end = end;
-        if (extent->converts)
+        if (extent->converts && (!has_slot || end == range->end))
             block->needed_end = fsti_min(end + FSTI_PLAN_UNIT_BYTES_MAX - 1, extent->end);
         uint64_t start_ns = fsti_now_ns();
         submit_block(self, lane, block);
@@ -301,17 +390,6 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
         if (atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
     }
     return FST_OK;
-}
-
-/// Finishes one read of any lane; false when none is in flight.
-static bool finish_any(worker *self, fst_status *status, fst_error *error) {
-    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
-        io_lane *lane = &self->lanes[i];
-        if (lane->in_flight == 0) continue;
-        *status = finish_block(self, lane, error);
-        return true;
-    }
-    return false;
 }
 
 static void populate_place(worker *self, uint32_t chunk) {
@@ -342,6 +420,14 @@ static chunk_wish wish_of(const worker *self, bool block) {
                         .may_populate = has_lanes && !self->is_lane_worker};
 }
 
+/// Waits for a chunk on its way to the device; false when there is none.
+static bool reap_device(worker *self, fst_status *status, fst_error *error) {
+    bool any = false;
+    if (self->pipeline->device_lane == NULL) return false;
+    *status = fsti_device_lane_reap(self->pipeline, true, &any, &self->counts, error);
+    return any;
+}
+
 static fst_status work(worker *self, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     fst_status status = FST_OK;
@@ -356,7 +442,7 @@ static fst_status work(worker *self, fst_error *error) {
         } else if (!busy) {
             break; // nothing left, and nothing in flight
         } else {
-            busy = finish_any(self, &status, error);
+            busy = finish_any(self, &status, error) || reap_device(self, &status, error);
         }
     }
     return status;
@@ -379,9 +465,14 @@ void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index) {
     }
     self->pipeline = pipeline;
     self->is_lane_worker = index < pipeline->lane_count;
-    if (work(self, &error) != FST_OK) fsti_pipeline_fail(pipeline, &error);
+    bool has_device = pipeline->device_lane != NULL;
+    fst_status status = has_device ? fsti_device_lane_begin(pipeline, &error) : FST_OK;
+    bool has_context = has_device && status == FST_OK;
+    if (status == FST_OK) status = work(self, &error);
+    if (status != FST_OK) fsti_pipeline_fail(pipeline, &error);
     drain(self);
     close_lanes(self);
+    if (has_context) fsti_device_lane_end(pipeline);
     fsti_pipeline_count(pipeline, &self->counts);
     fsti_free(self);
 }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Streams and events of the fake drivers: a thread a stream.
+#ifndef FAKE_STREAM_H
+#define FAKE_STREAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct fake_stream fake_stream;
+typedef struct fake_event fake_event;
+
+/// Work of a stream; freed when it is done.
+typedef struct fake_work {
+    void (*run)(struct fake_work *work);
+    fake_event *event;
+    long event_turn;
+    void *target, *place;
+    const void *source;
+    size_t size;
+    int byte;
+    struct fake_work *next;
+} fake_work;
+
+fake_stream *fake_stream_open(void);
+/// Finishes what is queued.
+void fake_stream_close(fake_stream *stream);
+void fake_stream_sync(fake_stream *stream);
+/// Queues work (copied); NULL runs it now. Each piece of work first sleeps up to `delay_us`.
+void fake_stream_add(fake_stream *stream, const fake_work *work, long delay_us);
+
+fake_event *fake_event_open(void);
+void fake_event_close(fake_event *event);
+void fake_event_record(fake_event *event, fake_stream *stream, long delay_us);
+void fake_event_follow(fake_event *event, fake_stream *stream);
+bool fake_event_done(fake_event *event);
+void fake_event_sync(fake_event *event);
+
+#endif

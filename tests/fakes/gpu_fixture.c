@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu_fixture.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fixture.h"
+
+static gpu_fake fakes[2] = {{.kind = FST_DEVICE_CUDA, .name = "libcuda.so.1"},
+                            {.kind = FST_DEVICE_HIP, .name = "libamdhip64.so"}};
+
+void gpu_find_hook(void *handle, const char *name, void *function) {
+    void *address = dlsym(handle, name);
+    if (address == NULL) abort();
+    memcpy(function, &address, sizeof address);
+}
+
+const gpu_fake *gpu_fake_of(size_t index) {
+    gpu_fake *one = &fakes[index];
+    if (one->set != NULL) return one;
+    void *handle = dlopen(one->name, RTLD_NOW);
+    if (handle == NULL) abort();
+    gpu_find_hook(handle, "fake_gpu_set", &one->set);
+    gpu_find_hook(handle, "fake_gpu_fail", &one->fail);
+    gpu_find_hook(handle, "fake_gpu_get", &one->get);
+    gpu_find_hook(handle, "fake_gpu_fill", &one->fill);
+    return one;
+}
+
+fst_load_options gpu_options_on(fst_device_kind kind, int32_t index) {
+    return (fst_load_options){.struct_size = sizeof(fst_load_options), .device = {kind, index}};
+}
+
+fst_tensor_view gpu_view_of(const fst_tensor *tensor) {
+    fst_tensor_view view = {0};
+    if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) abort();
+    return view;
+}
+
+fst_model *gpu_open_model(const char *path) {
+    fst_model *model = NULL;
+    fst_error error;
+    if (fst_model_open(path, NULL, &model, &error) == FST_OK) return model;
+    fprintf(stderr, "%s\n", error.message);
+    abort();
+}
+
+/// A model of many dtypes, large and small, at places that no alignment likes.
+fst_model *gpu_mixed_model(void) {
+    static const char *const rows[] = {
+        "\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}",
+        "\"big\":{\"dtype\":\"F32\",\"shape\":[1500,1000],\"data_offsets\":[3,6000003]}",
+        "\"half\":{\"dtype\":\"F16\",\"shape\":[1000,1001],\"data_offsets\":[6000003,8002003]}",
+        "\"brain\":{\"dtype\":\"BF16\",\"shape\":[999,100],\"data_offsets\":[8002003,8201803]}",
+        "\"e4\":{\"dtype\":\"F8_E4M3\",\"shape\":[70002],\"data_offsets\":[8201803,8271805]}",
+        "\"four\":{\"dtype\":\"F4\",\"shape\":[100,200],\"data_offsets\":[8271805,8281805]}",
+        "\"odd\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[8281805,8281806]}",
+        "\"ids\":{\"dtype\":\"I16\",\"shape\":[4000],\"data_offsets\":[8281806,8289806]}",
+        "\"none\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[8289806,8289806]}",
+        "\"double\":{\"dtype\":\"F64\",\"shape\":[5000],\"data_offsets\":[8289806,8329806]}",
+        "\"e5\":{\"dtype\":\"F8_E5M2\",\"shape\":[100002],\"data_offsets\":[8329806,8429808]}",
+        "\"e8\":{\"dtype\":\"F8_E8M0\",\"shape\":[1004],\"data_offsets\":[8429808,8430812]}",
+        "\"fn\":{\"dtype\":\"F8_E4M3FNUZ\",\"shape\":[1000],\"data_offsets\":[8430812,8431812]}",
+        "\"fz\":{\"dtype\":\"F8_E5M2FNUZ\",\"shape\":[1000],\"data_offsets\":[8431812,8432812]}",
+        "\"flags\":{\"dtype\":\"BOOL\",\"shape\":[1001],\"data_offsets\":[8432812,8433813]}",
+        "\"small\":{\"dtype\":\"U8\",\"shape\":[77],\"data_offsets\":[8433813,8433890]}",
+        "\"words\":{\"dtype\":\"U32\",\"shape\":[3001],\"data_offsets\":[8433890,8445894]}"};
+    char json[4096] = "{";
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        strcat(json, i == 0 ? "" : ",");
+        strcat(json, rows[i]);
+    }
+    strcat(json, "}");
+    return gpu_open_model(fixture_model("mixed", json, 8445894));
+}
+
+/// True when both hold the same bytes; `far` lies on a device.
+bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near) {
+    fst_tensor_view a = gpu_view_of(far), b = gpu_view_of(near);
+    if (a.size_bytes != b.size_bytes || a.dtype != b.dtype) return false;
+    char *copy = malloc(a.size_bytes + 1);
+    bool same = fst_tensor_read(far, copy, (size_t)a.size_bytes, NULL) == FST_OK &&
+                (a.size_bytes == 0 || memcmp(copy, b.data, (size_t)a.size_bytes) == 0);
+    free(copy);
+    return same;
+}
+
+/// Loads by both options and compares; the device's statistics go to *stats.
+bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats *stats) {
+    fst_load_options near = *far;
+    near.device = (fst_device){FST_DEVICE_CPU, 0};
+    near.mode = FST_MODE_LOAD;
+    near.allocator = NULL;
+    fst_loader *one = NULL, *two = NULL;
+    fst_error error = {0};
+    bool same = fst_loader_open(model, far, &one, &error) == FST_OK &&
+                fst_loader_open(model, &near, &two, NULL) == FST_OK;
+    for (size_t i = 0; same && i < fst_loader_tensor_count(one); i++) {
+        fst_tensor *a = NULL, *b = NULL;
+        same = fst_loader_next(one, -1, &a, &error) == FST_OK &&
+               fst_loader_next(two, -1, &b, &error) == FST_OK && gpu_same_tensor(a, b);
+        if (!same) fprintf(stderr, "tensor %zu: %s\n", i, error.message);
+        fst_tensor_unref(a);
+        fst_tensor_unref(b);
+    }
+    if (stats != NULL) stats->struct_size = sizeof *stats;
+    if (same && stats != NULL) same = fst_loader_stats_get(one, stats, NULL) == FST_OK;
+    if (!same) fprintf(stderr, "%s\n", error.message);
+    fst_loader_close(one);
+    fst_loader_close(two);
+    return same;
+}
+
+/// Nothing of a load is left, but for the ring that is kept; then not even that.
+bool gpu_is_clean(const gpu_fake *driver) {
+    size_t buffers;
+    uint64_t bytes;
+    fst_live_buffers(&buffers, &bytes);
+    if (buffers != 0 || driver->get("depth") != 0) return false;
+    fst_trim();
+    return driver->get("allocations") == 0 && driver->get("locked_bytes") == 0 &&
+           driver->get("streams") == 0 && driver->get("events") == 0 && fst_pinned_bytes() == 0;
+}
+
+/// Reads everything, in slices, with and without conversions.
+bool gpu_same_however(fst_model *model, const gpu_fake *driver) {
+    fst_load_stats stats;
+    fst_load_options options = gpu_options_on(driver->kind, 0);
+    if (!gpu_same_load(model, &options, &stats)) return false;
+    options.convert = 1;
+    for (unsigned dtype = 0; dtype < FST_DTYPE_COUNT; dtype++) {
+        options.dtype = (fst_dtype)dtype;
+        if (!gpu_same_load(model, &options, &stats)) return false;
+    }
+    options.convert = 0;
+    const uint64_t begin[] = {10, 3}, end[] = {900, 90}, column[] = {0, 7}, last[] = {1000, 8};
+    const uint64_t rows[] = {1, 0}, row_end[] = {1400, 1000}, long_end[] = {1000, 998};
+    size_t half, brain, big;
+    if (fst_model_find(model, "half", SIZE_MAX, &half, NULL) != FST_OK ||
+        fst_model_find(model, "brain", SIZE_MAX, &brain, NULL) != FST_OK ||
+        fst_model_find(model, "big", SIZE_MAX, &big, NULL) != FST_OK)
+        return false;
+    fst_request_item items[] = {{half, begin, end, NULL, 0},     {half, column, last, NULL, 0},
+                                {brain, begin, end, NULL, 0},    {big, rows, row_end, NULL, 0},
+                                {half, rows, long_end, NULL, 0}, {big, NULL, NULL, NULL, 0}};
+    options.items = items;
+    options.item_count = 6;
+    if (!gpu_same_load(model, &options, &stats)) return false;
+    options.convert = 1;
+    options.dtype = FST_DTYPE_F32;
+    return gpu_same_load(model, &options, &stats);
+}

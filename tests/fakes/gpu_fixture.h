@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What tests of GPUs share: the stand-ins' hooks, models of all kinds, and comparison with loads
+/// to the processors' memory.
+#ifndef GPU_FIXTURE_H
+#define GPU_FIXTURE_H
+
+#include <fastsafetensors.h>
+#include <stdbool.h>
+
+#include "fake_gpu.h"
+
+/// A driver's stand-in, by its hooks.
+typedef struct gpu_fake {
+    fst_device_kind kind;
+    const char *name;
+    fake_gpu_set_function set;
+    fake_gpu_fail_function fail;
+    fake_gpu_get_function get;
+    fake_gpu_fill_function fill;
+} gpu_fake;
+
+/// 0: CUDA's, 1: HIP's.
+const gpu_fake *gpu_fake_of(size_t index);
+/// A function of a library, into the pointer at `function`.
+void gpu_find_hook(void *handle, const char *name, void *function);
+
+fst_load_options gpu_options_on(fst_device_kind kind, int32_t index);
+fst_tensor_view gpu_view_of(const fst_tensor *tensor);
+fst_model *gpu_open_model(const char *path);
+/// A model of many dtypes, large and small, at places that no alignment likes.
+fst_model *gpu_mixed_model(void);
+
+/// True when both hold the same bytes; `far` lies on a device.
+bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near);
+/// Loads by the options and to ordinary memory, and compares; *stats (may be NULL) are the
+/// former's.
+bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats *stats);
+/// Loads the mixed model whole, in slices, with and without every conversion.
+bool gpu_same_however(fst_model *model, const gpu_fake *driver);
+/// Nothing of a load is left, but for the ring that is kept; and, after fst_trim(), not even that.
+bool gpu_is_clean(const gpu_fake *driver);
+
+#endif

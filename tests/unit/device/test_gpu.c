@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loads to GPUs by stand-ins for their drivers: right bytes whatever the way, and no copy that is
+/// not waited for.
+#include <dlfcn.h>
+#include <fastsafetensors.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "device/device.h"
+#include "fixture.h"
+#include "gpu_fixture.h"
+
+TEST(whole_models_arrive)
+{
+    static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_PREAD, FST_ENGINE_DIRECT,
+                                         FST_ENGINE_URING, FST_ENGINE_MMAP};
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        driver->set("delay_us", 300);
+        fst_model *model = gpu_open_model(fixture_tensors("tensors", 32, 3000000));
+        for (size_t e = 0; e < sizeof engines / sizeof *engines; e++) {
+            fst_load_options options = gpu_options_on(driver->kind, 1);
+            options.engine = engines[e];
+            if (e % 2 == 0) fixture_evict(fixture_path("tensors"));
+            fst_load_stats stats = {.struct_size = sizeof stats};
+            fst_loader *loader;
+            fst_status status = fst_loader_open(model, &options, &loader, NULL);
+            if (status == FST_E_UNSUPPORTED) continue; // no O_DIRECT here
+            CHECK_INT(status, FST_OK);
+            fst_loader_close(loader); // in flight
+            CHECK(gpu_same_load(model, &options, &stats));
+            CHECK_INT(stats.device_bytes, 96000000);
+            CHECK_INT(stats.device_launches, 0);
+            CHECK(stats.device_copies <= stats.chunk_count);
+            CHECK(stats.buffer_bytes <= 96000000 + 96000000 / 50);
+            CHECK(strstr(stats.reason, "copied to the device through") != NULL);
+        }
+        CHECK_INT(driver->get("contexts"), 2); // that of device 1 alone
+        fst_model_close(model);
+        driver->set("delay_us", 0);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(every_dtype_slice_and_conversion_arrives)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_model *model = gpu_mixed_model();
+        CHECK(gpu_same_however(model, driver));
+        fst_model_close(model);
+        CHECK(driver->get("launches") > 20);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+/// Every pattern of 16 bits, which is every element of the small types and the top of every float.
+static const char *all_patterns(const char *name, const char *dtype, size_t width) {
+    size_t count = 65536, size = count * width;
+    char json[200];
+    snprintf(json, sizeof json,
+             "{\"x\":{\"dtype\":\"%s\",\"shape\":[%zu],\"data_offsets\":[0,%zu]}}", dtype,
+             strcmp(dtype, "F4") == 0 ? 2 * count : count, size);
+    const char *path = fixture_model(name, json, size);
+    unsigned char *bytes = calloc(count, width);
+    uint64_t seed = 7;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t value = fixture_random(&seed) & fixture_random(&seed); // half of the bits are 0
+        memcpy(bytes + i * width, &value, width);
+        for (size_t k = 0; k < 2 && k < width; k++)
+            bytes[i * width + width - 1 - k] = (unsigned char)(i >> (8 - 8 * k));
+    }
+    FILE *file = fopen(path, "r+b");
+    if (file == NULL || fseek(file, -(long)size, SEEK_END) != 0 ||
+        fwrite(bytes, 1, size, file) != size || fclose(file) != 0)
+        abort();
+    free(bytes);
+    return path;
+}
+
+TEST(conversions_are_those_of_the_processors)
+{
+    static const struct {
+        const char *dtype;
+        size_t width;
+    } types[] = {{"F64", 8},     {"F32", 4},     {"F16", 2},         {"BF16", 2},
+                 {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
+                 {"F8_E8M0", 1}, {"F4", 1},      {"I8", 1},          {"U8", 1},
+                 {"I16", 2},     {"U16", 2},     {"I32", 4},         {"U32", 4}};
+    const gpu_fake *driver = gpu_fake_of(0);
+    size_t pairs = 0;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        fst_model *model =
+            gpu_open_model(all_patterns(types[i].dtype, types[i].dtype, types[i].width));
+        for (unsigned dtype = 0; dtype < FST_DTYPE_COUNT; dtype++) {
+            fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+            fst_load_stats stats;
+            options.convert = 1;
+            options.dtype = (fst_dtype)dtype;
+            CHECK(gpu_same_load(model, &options, &stats));
+            CHECK(stats.device_launches == (stats.bytes_converted > 0 ? stats.chunk_count : 0));
+            pairs += stats.bytes_converted > 0;
+        }
+        fst_model_close(model);
+    }
+    CHECK_INT(pairs, 90 + 18); // ten floats to nine others; integers to wider ones
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(slow_devices_lose_nothing)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    driver->set("delay_us", 2000);
+    fst_model *model = gpu_mixed_model();
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    options.convert = 1;
+    options.dtype = FST_DTYPE_F64;
+    options.ring_bytes = 1; // two slots
+    CHECK(gpu_same_load(model, &options, NULL));
+    options.budget_bytes = 32 << 20;
+    CHECK(gpu_same_load(model, &options, NULL));
+    fst_model_close(model);
+    driver->set("delay_us", 0);
+    CHECK(gpu_is_clean(driver));
+}
+
+/// Tensors of 100 floats each, none of them aligned.
+static fst_model *small_model(size_t count) {
+    char *json = malloc(count * 80 + 100), *at = json;
+    at += sprintf(at, "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}");
+    for (size_t i = 0; i < count; i++)
+        at +=
+            sprintf(at, ",\"t%zu\":{\"dtype\":\"F32\",\"shape\":[100],\"data_offsets\":[%zu,%zu]}",
+                    i, 1 + 400 * i, 1 + 400 * (i + 1));
+    sprintf(at, "}");
+    const char *path = fixture_model("small", json, 1 + 400 * count);
+    free(json);
+    return gpu_open_model(path);
+}
+
+TEST(many_small_tensors_take_few_launches)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = small_model(20000);
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    fst_load_stats stats;
+    long calls = driver->get("calls");
+    CHECK(gpu_same_load(model, &options, &stats));
+    // A table holds 1792 pieces: tables that are full go ahead.
+    CHECK(stats.device_launches >= stats.chunk_count);
+    CHECK(stats.device_launches <= stats.chunk_count + 20000 / 1792);
+    CHECK_INT(stats.device_copies, 0);
+    // Every tensor is read back by the test, with seven calls; the load itself needs few.
+    CHECK(driver->get("calls") - calls < 20001 * 8 + 400);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+static fsti_buffer *callers;
+
+static void *fake_memory(void *context, size_t size, size_t alignment) {
+    fsti_device *device = context;
+    fsti_buffer *buffer;
+    (void)alignment;
+    // As a framework's allocator would: memory that is in use on one of its streams.
+    if (fsti_buffer_device(device, size, &buffer, NULL) != FST_OK) return NULL;
+    callers = buffer;
+    return buffer->data;
+}
+
+static size_t released;
+static void fake_release(void *context, void *pointer, size_t size) {
+    (void)context, (void)pointer, (void)size;
+    fsti_buffer_unref(callers);
+    released++;
+}
+
+TEST(callers_memory_and_stream_are_respected)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fsti_device *device;
+    fsti_buffer *memory;
+    void *handle = dlopen("libcuda.so.1", RTLD_NOW), *stream;
+    int (*create)(void **, unsigned), (*destroy)(void *);
+    gpu_find_hook(handle, "cuStreamCreate", &create);
+    gpu_find_hook(handle, "cuStreamDestroy_v2", &destroy);
+    fst_model *model = gpu_open_model(fixture_tensors("tensors", 2, 3000000));
+    CHECK_INT(fsti_device_get((fst_device){FST_DEVICE_CUDA, 1}, &device, NULL), FST_OK);
+    CHECK_INT(fsti_buffer_device(device, 3000000, &memory, NULL), FST_OK);
+    CHECK_INT(fsti_device_enter(device, NULL), FST_OK);
+    CHECK_INT(create(&stream, 0), 0);
+    // Work of the caller's that still writes to the memory when the load begins.
+    driver->fill(stream, 50000, memory->data, 0x11, 3000000);
+    fst_request_item item = {
+        .tensor_index = 1, .destination = memory->data, .destination_bytes = 3000000};
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, -1); // the thread's current
+    options.items = &item;
+    options.item_count = 1;
+    options.stream = (uintptr_t)stream;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+    CHECK(gpu_view_of(tensor).data == memory->data);
+    CHECK_INT(gpu_view_of(tensor).device.index, 1);
+    CHECK(fixture_matches(memory->data, 3000000, 3000000));
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    CHECK_INT(destroy(stream), 0);
+    fsti_device_leave(device);
+    fsti_buffer_unref(memory);
+    options = gpu_options_on(FST_DEVICE_CUDA, 1);
+    fst_allocator allocator = {device, fake_memory, fake_release};
+    options.allocator = &allocator;
+    options.stream = 1; // the default stream
+    CHECK(gpu_same_load(model, &options, NULL));
+    CHECK_INT(released, 1);
+    fst_model_close(model);
+}
+
+TEST(loads_do_not_grow)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_open_model(fixture_tensors("little", 8, 300000));
+    long locked = 0, allocated = 0;
+    for (int round = 0; round < 200; round++) {
+        fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, round % 2);
+        CHECK(gpu_same_load(model, &options, NULL));
+        if (round == 10) {
+            locked = driver->get("locked_bytes");
+            allocated = driver->get("allocated_bytes");
+        }
+    }
+    CHECK_INT(driver->get("locked_bytes"), locked);
+    CHECK_INT(driver->get("allocated_bytes"), allocated);
+    CHECK(locked <= 2 * (64 << 20) + (2 << 20));
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(shared_and_locked_memory)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_mixed_model();
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    fst_load_stats stats;
+    options.unified = FST_UNIFIED_ON;
+    CHECK(gpu_same_load(model, &options, &stats));
+    CHECK_INT(stats.device_bytes, 0); // no second copy
+    driver->set("other_address", 1);
+    fst_loader *loader;
+    fst_error error;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
+    driver->set("other_address", 0);
+    options = gpu_options_on(FST_DEVICE_PINNED, 0);
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, &error), FST_OK);
+    CHECK(driver->get("locked_bytes") >= 8445894);
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_item(loader, 0, &tensor, &error), FST_OK);
+    CHECK_INT(gpu_view_of(tensor).device.kind, FST_DEVICE_PINNED);
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    CHECK(gpu_same_load(model, &options, NULL));
+    driver->set("no_lock", 1);
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_NO_MEMORY);
+    // Through memory that is not locked: slower, but right, and said.
+    options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    CHECK(gpu_same_load(model, &options, &stats));
+    CHECK(strstr(stats.reason, "not all of them locked") != NULL);
+    driver->set("no_lock", 0);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(devices_have_names)
+{
+    static const char *const wrong[] = {"",         "cud",        "cuda:",  "cuda:x", "cuda:-1",
+                                        "pinned:0", "cuda:99999", "hip:0x", "CUDA"};
+    fst_device device;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        CHECK_INT(fst_device_parse(wrong[i], &device, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_device_parse("cuda:1", &device, NULL), FST_OK);
+    CHECK(device.kind == FST_DEVICE_CUDA && device.index == 1);
+    CHECK_INT(fst_device_parse("hip", &device, NULL), FST_OK);
+    CHECK(device.kind == FST_DEVICE_HIP && device.index == -1);
+    CHECK_INT(fst_device_parse("gpu:0", &device, NULL), FST_OK);
+    CHECK(device.kind == FST_DEVICE_CUDA && device.index == 0);
+    CHECK_INT(fst_device_parse("pinned", &device, NULL), FST_OK);
+    CHECK(device.kind == FST_DEVICE_PINNED && device.index == 0);
+    CHECK_INT(fst_device_parse("cpu", &device, NULL), FST_OK);
+    CHECK(device.kind == FST_DEVICE_CPU && device.index == 0);
+    fst_device_info info = {.struct_size = sizeof info};
+    CHECK_INT(fst_device_info_get(device, &info, NULL), FST_OK);
+    CHECK_TEXT(info.name, "CPU");
+    CHECK_INT(fst_device_info_get((fst_device){FST_DEVICE_HIP, 1}, &info, NULL), FST_OK);
+    CHECK_TEXT(info.name, "Fake GPU 1");
+    CHECK(info.converts && info.memory_free <= info.memory_bytes && !info.unified);
+    CHECK_INT(fst_device_count(FST_DEVICE_CUDA), 2);
+    CHECK_INT(fst_device_count(FST_DEVICE_PINNED), 1);
+    CHECK_INT(fst_device_count(FST_DEVICE_CPU), 1);
+    CHECK_INT(fst_device_count((fst_device_kind)9), 0);
+    fst_error error;
+    CHECK_INT(fst_device_info_get((fst_device){FST_DEVICE_CUDA, 7}, &info, &error), FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "cuda:7 does not exist: there are 2") != NULL);
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    options.mode = FST_MODE_MAP;
+    fst_model *model = gpu_open_model(fixture_tensors("little", 8, 300000));
+    fst_loader *loader;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_E_ARGUMENT);
+    fst_model_close(model);
+}
