@@ -6,9 +6,11 @@
 #include "cli.h"
 
 static void print_help(void) {
-    printf("usage: fastsafetensors engines [FILE]\n\n"
-           "Lists the ways to read, whether each works here (for FILE, if one is given), which\n"
-           "ones would be used, and why.\n");
+    printf(
+        "usage: fastsafetensors engines [FILE]\n\n"
+        "Lists the ways to read, the GPUs' drivers and their ways straight from storage (cuFile,\n"
+        "hipFile), whether each works here (for FILE, if one is given), which ones would be used,\n"
+        "and why.\n");
 }
 
 int cmd_engines(int argc, char **argv) {
@@ -19,10 +21,10 @@ int cmd_engines(int argc, char **argv) {
         return EXIT_GOOD;
     }
     if (argc - optind > 1) return cli_usage("engines", "expected at most one FILE");
-    fst_engine_info infos[FST_ENGINE_COUNT];
+    fst_engine_info infos[16];
     size_t count;
     fst_error error;
-    if (fst_engines_probe(argv[optind], infos, FST_ENGINE_COUNT, &count, &error) != FST_OK)
+    if (fst_engines_probe(argv[optind], infos, 16, &count, &error) != FST_OK)
         return cli_fail(&error);
     for (size_t i = 0; i < count; i++)
         printf("%s%-7s%s %-9s %s\n", infos[i].chosen ? cli_bold() : "", infos[i].name,

@@ -23,7 +23,8 @@ static void print_help(void) {
     printf(
         "usage: fastsafetensors load [OPTIONS] PATH\n\n"
         "Loads a model into memory and prints time, speed, engine and why it was chosen.\n\n"
-        "  --device DEVICE   where to: cpu\n"
+        "  --device DEVICE   where to: cpu (default), cuda, cuda:N, hip, hip:N, gpu or pinned\n"
+        "  --gds WAY         GPUDirect Storage: auto (default), off or strict\n"
         "  --mode MODE       auto (default), load (own memory) or map (views of the file)\n"
         "  --engine ENGINE   auto (default), pread, direct, uring or mmap\n"
         "  --ring WAY        where io_uring reads to: auto (measured), place or slots\n"
@@ -41,6 +42,7 @@ static void print_help(void) {
 static const char *const modes[] = {"auto", "load", "map"};
 static const char *const numas[] = {"default", "local", "interleave"};
 static const char *const rings[] = {"auto", "place", "slots"};
+static const char *const gds_ways[] = {"auto", "off", "strict"};
 static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
 
 static bool parse_count(const char *text, unsigned long max, unsigned long *out) {
@@ -54,17 +56,22 @@ static bool parse_count(const char *text, unsigned long max, unsigned long *out)
 static int take_option(load_request *request, int option, const char *value) {
     fst_load_options *options = &request->options;
     unsigned long number = 0;
+    fst_error error;
     int word;
     switch (option) {
     case 'd':
-        if (strcmp(value, "cpu") == 0) return EXIT_GOOD;
-        return cli_usage("load", "device '%s' is not supported: only cpu is", value);
+        if (fst_device_parse(value, &options->device, &error) == FST_OK) return EXIT_GOOD;
+        return cli_usage("load", "%s", error.message);
+    case 'g':
+        word = cli_find_word(value, gds_ways, FST_GDS_COUNT);
+        options->gds = (fst_gds)(word < 0 ? 0 : word);
+        return word < 0 ? cli_usage("load", "unknown way '%s'", value) : EXIT_GOOD;
     case 'm':
         word = cli_find_word(value, modes, FST_MODE_COUNT);
         options->mode = (fst_load_mode)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown mode '%s'", value) : EXIT_GOOD;
     case 'e':
-        word = cli_find_word(value, engines, FST_ENGINE_COUNT);
+        word = cli_find_word(value, engines, FST_ENGINE_GDS);
         options->engine = (fst_engine)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown engine '%s'", value) : EXIT_GOOD;
     case 'N':
@@ -101,21 +108,14 @@ static int take_option(load_request *request, int option, const char *value) {
 
 static int parse_arguments(int argc, char **argv, load_request *request, bool *done) {
     static const struct option options[] = {
-        {"device", required_argument, NULL, 'd'},
-        {"mode", required_argument, NULL, 'm'},
-        {"engine", required_argument, NULL, 'e'},
-        {"dtype", required_argument, NULL, 'D'},
-        {"ring", required_argument, NULL, 'R'},
-        {"numa", required_argument, NULL, 'N'},
-        {"select", required_argument, NULL, 's'},
-        {"threads", required_argument, NULL, 't'},
-        {"budget", required_argument, NULL, 'b'},
-        {"repeat", required_argument, NULL, 'r'},
-        {"lenient", no_argument, NULL, 'l'},
-        {"no-progress", no_argument, NULL, 'n'},
-        {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"device", required_argument, NULL, 'd'},  {"gds", required_argument, NULL, 'g'},
+        {"mode", required_argument, NULL, 'm'},    {"engine", required_argument, NULL, 'e'},
+        {"dtype", required_argument, NULL, 'D'},   {"ring", required_argument, NULL, 'R'},
+        {"numa", required_argument, NULL, 'N'},    {"select", required_argument, NULL, 's'},
+        {"threads", required_argument, NULL, 't'}, {"budget", required_argument, NULL, 'b'},
+        {"repeat", required_argument, NULL, 'r'},  {"lenient", no_argument, NULL, 'l'},
+        {"no-progress", no_argument, NULL, 'n'},   {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
     };
     for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
         int code = EXIT_GOOD;
@@ -147,11 +147,14 @@ static void print_json(const fst_load_stats *s, double seconds) {
            ", \"bytes_converted\": %" PRIu64 ", \"reads\": %" PRIu64 ", \"chunks\": %" PRIu64
            ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
            ", \"buffer_bytes_peak\": %" PRIu64 ", \"read_ns\": %" PRIu64 ", \"copy_ns\": %" PRIu64
-           ", \"populate_ns\": %" PRIu64 "}\n",
+           ", \"populate_ns\": %" PRIu64 ", \"device_bytes\": %" PRIu64
+           ", \"device_copies\": %" PRIu64 ", \"device_launches\": %" PRIu64
+           ", \"device_wait_ns\": %" PRIu64 ", \"gds_bytes\": %" PRIu64 "}\n",
            s->thread_count, s->tensor_count, s->bytes_requested, s->bytes_read, s->bytes_direct,
            s->bytes_mapped, s->bytes_copied, s->bytes_converted, s->read_count, s->chunk_count,
            s->chunks_resident, s->buffer_bytes, s->buffer_bytes_peak, s->read_ns, s->copy_ns,
-           s->populate_ns);
+           s->populate_ns, s->device_bytes, s->device_copies, s->device_launches, s->device_wait_ns,
+           s->gds_bytes);
 }
 
 static void print_stats(const fst_load_stats *s, double seconds) {
@@ -166,6 +169,11 @@ static void print_stats(const fst_load_stats *s, double seconds) {
            cli_size_text(s->bytes_read, read), s->read_count,
            cli_size_text(s->bytes_copied, copied), cli_size_text(s->buffer_bytes_peak, buffers),
            s->chunks_resident, s->chunk_count);
+    if (s->device_bytes + s->gds_bytes > 0)
+        printf("  %s sent to the device in %" PRIu64 " copies and %" PRIu64
+               " launches, %s read there\n",
+               cli_size_text(s->device_bytes, requested), s->device_copies, s->device_launches,
+               cli_size_text(s->gds_bytes, read));
 }
 
 /// Takes every tensor as it arrives, so that a budget is honoured, and lets it go.

@@ -36,6 +36,7 @@ typedef enum fst_engine {
     FST_ENGINE_DIRECT, ///< threads of preads past the page cache (O_DIRECT)
     FST_ENGINE_URING,  ///< io_uring past the page cache (O_DIRECT)
     FST_ENGINE_MMAP,   ///< copies from a mapping
+    FST_ENGINE_GDS,    ///< GPUDirect Storage; not to be asked for here, but by fst_load_options.gds
     FST_ENGINE_COUNT
 } fst_engine;
 
@@ -269,8 +270,9 @@ typedef struct fst_engine_info {
     char reason[192]; ///< why, in words
 } fst_engine_info;
 
-/// Probes the engines; `path` is a file to probe for, or NULL for the machine alone. Fills at most
-/// `capacity` entries and sets *count to how many there are.
+/// Probes the engines, the GPUs' drivers, and GPUDirect Storage; `path` is a file to probe for, or
+/// NULL for the machine alone. Fills at most `capacity` entries and sets *count to how many there
+/// are. Opens the first GPU of each driver, if there is any.
 FST_API FST_NODISCARD fst_status fst_engines_probe(const char *path, fst_engine_info *infos,
                                                    size_t capacity, size_t *count,
                                                    fst_error *error);

@@ -7,10 +7,9 @@
 
 const fsti_io_engine *fsti_io_engine_get(fst_engine engine) {
     static const fsti_io_engine *const engines[FST_ENGINE_COUNT] = {
-        [FST_ENGINE_PREAD] = &fsti_io_engine_pread,
-        [FST_ENGINE_DIRECT] = &fsti_io_engine_direct,
-        [FST_ENGINE_URING] = &fsti_io_engine_uring,
-        [FST_ENGINE_MMAP] = &fsti_io_engine_mmap,
+        [FST_ENGINE_PREAD] = &fsti_io_engine_pread, [FST_ENGINE_DIRECT] = &fsti_io_engine_direct,
+        [FST_ENGINE_URING] = &fsti_io_engine_uring, [FST_ENGINE_MMAP] = &fsti_io_engine_mmap,
+        [FST_ENGINE_GDS] = &fsti_io_engine_gds,
     };
     return (unsigned)engine < FST_ENGINE_COUNT ? engines[engine] : NULL;
 }
@@ -20,6 +19,10 @@ static fst_status choose_forced(fsti_file *file, fst_engine forced, bool guard_a
     const fsti_io_engine *engine = fsti_io_engine_get(forced);
     char reason[160];
     bool usable = engine->usable(file, reason, sizeof reason);
+    if (engine->is_remote) {
+        usable = false;
+        snprintf(reason, sizeof reason, "it reads to devices: choose it by gds");
+    }
     if (usable && engine->is_mapped && !(guard_allowed && fsti_io_guard_ready())) {
         usable = false;
         snprintf(reason, sizeof reason, "there is no SIGBUS guard");

@@ -71,6 +71,7 @@ fsti_file *fsti_file_ref(fsti_file *file) {
 void fsti_file_unref(fsti_file *file) {
     if (file == NULL || !fsti_refcount_unref(&file->refs)) return;
     if (file->mapping != NULL) munmap(file->mapping, file->size_bytes);
+    fsti_gds_forget(file);
     if (file->fd_direct >= 0) close(file->fd_direct);
     close(file->fd);
     pthread_mutex_destroy(&file->lock);

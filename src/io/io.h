@@ -66,6 +66,7 @@ typedef struct fsti_io_engine {
     bool is_direct; ///< offset, size and buffer must be multiples of FSTI_IO_PAGE_BYTES
     bool is_mapped; ///< hands out pages of a mapping; copying them needs fsti_io_guarded()
     bool is_async;  ///< many reads in flight per lane
+    bool is_remote; ///< buffers are addresses of a device, whose context is current
     /// Whether it works for `file` (NULL: on this machine), and why.
     bool (*usable)(fsti_file *file, char *reason, size_t reason_size);
     fst_status (*lane_open)(uint32_t depth, void **lane, fst_error *error);
@@ -77,7 +78,7 @@ typedef struct fsti_io_engine {
 } fsti_io_engine;
 
 extern const fsti_io_engine fsti_io_engine_pread, fsti_io_engine_direct, fsti_io_engine_uring,
-    fsti_io_engine_mmap;
+    fsti_io_engine_mmap, fsti_io_engine_gds;
 
 /// The engine of that number; NULL for FST_ENGINE_AUTO and for no engine.
 const fsti_io_engine *fsti_io_engine_get(fst_engine engine);
@@ -94,6 +95,13 @@ fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed
 
 /// The choice for a read so small that probing would cost more than it can save: plain reads.
 void fsti_io_choose_plain(fsti_io_choice *out);
+
+/// Whether GPUDirect Storage can be used at all: cuFile, or hipFile; and why not.
+bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size);
+/// Whether the file's bytes really go straight to a device, by reading some to `scratch`, memory of
+/// FSTI_GDS_PROBE_BYTES on the current context's device. Afterwards fsti_io_engine_gds reads it.
+#define FSTI_GDS_PROBE_BYTES ((uint64_t)64 << 10)
+bool fsti_gds_probe(fsti_file *file, bool is_hip, void *scratch, char *reason, size_t reason_size);
 
 /// Takes pages that were copied from the mapping off this process's account; they stay in the page
 /// cache. A load's peak would be its tensors and the file otherwise.

@@ -8,6 +8,8 @@
 
 #include "io.h"
 
+typedef struct fsti_gds_api fsti_gds_api;
+
 struct fsti_file {
     fsti_refcount refs;
     char *path;
@@ -19,6 +21,8 @@ struct fsti_file {
     bool direct_probed;
     int fd_direct; ///< the same file past the page cache, or -1
     char direct_reason[128];
+    const fsti_gds_api *gds_api; ///< NULL until the file is registered
+    void *gds_handle;
     void *mapping; ///< shared, read-only, for copies; NULL until asked for
 };
 
@@ -26,6 +30,8 @@ struct fsti_file {
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size);
 /// Opens the file behind a descriptor once more, past the page cache; -1 and why not.
 int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size);
+/// Gives the file's registration back.
+void fsti_gds_forget(fsti_file *file);
 /// A buffered write this large is pushed to the device at once when it has to get there anyway.
 #define FSTI_IO_EARLY_BYTES ((ssize_t)1 << 20)
 /// The read-only mapping of the whole file, or NULL.

@@ -2,6 +2,7 @@
 /// What can be used on this machine or for one file, for people to read.
 #include <stdio.h>
 
+#include "device/device.h"
 #include "io/io.h"
 #include "loader.h"
 
@@ -20,6 +21,66 @@ static void describe_engine(fst_engine number, fsti_file *file, const fsti_io_ch
                                           : "all");
 }
 
+/// A driver: how many devices, or why none.
+static bool describe_driver(fst_device_kind kind, fst_engine_info *out) {
+    fst_device_info info = {.struct_size = sizeof info};
+    fst_error error;
+    *out = (fst_engine_info){.name = kind == FST_DEVICE_CUDA ? "cuda" : "hip"};
+    out->usable = fsti_device_info((fst_device){kind, 0}, &info, &error) == FST_OK;
+    if (!out->usable)
+        snprintf(out->reason, sizeof out->reason, "%.190s", error.message);
+    else
+        snprintf(out->reason, sizeof out->reason,
+                 "%d device(s), the first: %.40s, driver %d, %.50s%s", (int)fsti_device_count(kind),
+                 info.name, (int)info.driver_version,
+                 info.converts ? "converts by itself" : info.converts_reason,
+                 info.unified ? ", shared memory" : "");
+    return out->usable != 0;
+}
+
+/// Whether files, or this one, can be read straight to the first device of a kind.
+static void describe_gds(fst_device_kind kind, bool has_driver, fsti_file *file,
+                         fst_engine_info *out) {
+    fsti_device *device;
+    fsti_buffer *scratch;
+    fst_error error;
+    bool is_hip = kind == FST_DEVICE_HIP;
+    *out = (fst_engine_info){.name = is_hip ? "hipfile" : "cufile"};
+    if (!has_driver) {
+        snprintf(out->reason, sizeof out->reason, "no %s device", is_hip ? "hip" : "cuda");
+        return;
+    }
+    out->usable = fsti_gds_usable(is_hip, out->reason, sizeof out->reason);
+    if (!out->usable || file == NULL) return;
+    out->usable = fsti_device_get((fst_device){kind, 0}, &device, &error) == FST_OK &&
+                  fsti_buffer_device(device, FSTI_GDS_PROBE_BYTES, &scratch, &error) == FST_OK;
+    if (!out->usable) {
+        snprintf(out->reason, sizeof out->reason, "%.190s", error.message);
+        return;
+    }
+    out->usable = fsti_device_enter(device, &error) == FST_OK;
+    if (out->usable) {
+        out->usable = fsti_gds_probe(file, is_hip, scratch->data, out->reason, sizeof out->reason);
+        out->chosen = out->usable;
+        fsti_device_leave(device);
+    }
+    fsti_buffer_unref(scratch);
+}
+
+static void describe_devices(fsti_file *file, fst_engine_info *infos, size_t capacity,
+                             size_t *count) {
+    static const fst_device_kind kinds[] = {FST_DEVICE_CUDA, FST_DEVICE_HIP};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        fst_engine_info driver, gds;
+        bool has_driver = describe_driver(kinds[i], &driver);
+        describe_gds(kinds[i], has_driver, file, &gds);
+        if (*count < capacity) infos[*count] = driver;
+        ++*count;
+        if (*count < capacity) infos[*count] = gds;
+        ++*count;
+    }
+}
+
 fst_status fsti_loader_probe(const char *path, fst_engine_info *infos, size_t capacity,
                              size_t *count, fst_error *error) {
     fsti_file *file = NULL;
@@ -34,12 +95,13 @@ fst_status fsti_loader_probe(const char *path, fst_engine_info *infos, size_t ca
     }
     *count = 0;
     for (unsigned number = 0; number < FST_ENGINE_COUNT; number++) {
-        if (number == FST_ENGINE_AUTO) continue;
+        if (number == FST_ENGINE_AUTO || number == FST_ENGINE_GDS) continue;
         if (*count < capacity)
             describe_engine((fst_engine)number, file, file == NULL ? NULL : &choice,
                             &infos[*count]);
         ++*count;
     }
+    describe_devices(file, infos, capacity, count);
     fsti_file_unref(file);
     return FST_OK;
 }

@@ -216,16 +216,11 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
     return fsti_parcel_close(maker, counts, error);
 }
 
-fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                                 fst_error *error) {
+/// Queues a slot that was sent, or frees it where that failed.
+static fst_status queue_slot(fsti_pipeline *pipeline, uint32_t slot, fst_status status,
+                             worker_counts *counts, fst_error *error) {
     device_lane *lane = pipeline->device_lane;
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_chunk *range = &plan->chunks[chunk];
-    uint32_t slot = pipeline->chunks[chunk].slot;
-    bool linear = plan->extents[range->extent].linear, any;
-    counts->device_bytes += range->end - range->begin;
-    fst_status status = linear ? send_linear(pipeline, chunk, slot, counts, error)
-                               : send_scattered(pipeline, chunk, slot, counts, error);
+    bool any;
     if (status != FST_OK) {
         free_slot(lane, slot);
         return status;
@@ -239,13 +234,34 @@ fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker
     return fsti_device_lane_reap(pipeline, false, &any, counts, error);
 }
 
+fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                                 fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_chunk *range = &plan->chunks[chunk];
+    uint32_t slot = pipeline->chunks[chunk].slot;
+    counts->device_bytes += range->end - range->begin;
+    fst_status status = plan->extents[range->extent].linear
+                            ? send_linear(pipeline, chunk, slot, counts, error)
+                            : send_scattered(pipeline, chunk, slot, counts, error);
+    return queue_slot(pipeline, slot, status, counts, error);
+}
+
+fst_status fsti_device_lane_send_parcel(fsti_pipeline *pipeline, uint32_t chunk,
+                                        const fsti_ring_parcel *parcel, worker_counts *counts,
+                                        fst_error *error) {
+    uint32_t slot = pipeline->chunks[chunk].slot;
+    counts->device_copies += parcel->copy_count;
+    fst_status status = fsti_ring_send(pipeline->device_lane->ring, slot, parcel, error);
+    return queue_slot(pipeline, slot, status, counts, error);
+}
+
 void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t size) {
     const device_lane *lane = pipeline->device_lane;
     text[0] = '\0';
     if (lane == NULL) return;
-    snprintf(text, size, ", copied to the device through %u slots of %u MiB%s%s",
+    snprintf(text, size, ", copied to the device through %u slots of %u MiB%s%s, gds: %s",
              (unsigned)fsti_min(slots_wanted(&pipeline->job), fsti_ring_slot_count(lane->ring)),
              (unsigned)(FSTI_RING_CHUNK_BYTES_MAX >> 20),
              fsti_ring_is_locked(lane->ring) ? "" : ", not all of them locked (slower)",
-             lane->has_kernels ? "" : ", converted by the processors");
+             lane->has_kernels ? "" : ", converted by the processors", pipeline->gds_reason);
 }

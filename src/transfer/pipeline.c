@@ -14,6 +14,8 @@
 #define THREAD_COUNT_DEFAULT_MAX 16u
 /// Blocking reads need this many threads to keep a disk busy, however few the processors.
 #define BLOCKING_THREADS_MIN 4u
+/// GPUDirect Storage wants more of them: a read there takes no processor.
+#define FAR_THREADS_MIN 8u
 
 static bool is_small(const fsti_job *job) {
     return job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
@@ -46,17 +48,21 @@ static void size_threads(fsti_pipeline *pipeline) {
         any_async |= engine->is_async;
         any_blocking |= !engine->is_async && !engine->is_mapped;
     }
+    bool reads_far = pipeline->reads_far != NULL && plan->extent_count > 0 &&
+                     atomic_load(&pipeline->reads_far[plan->extents[0].file]);
     uint32_t threads = pipeline->job.thread_count;
     // One chunk is one thread's work: a small load does not even ask what there is to use.
     if (threads == 0 && plan->chunk_count > 1) {
         threads = (uint32_t)fsti_min(fsti_cpu_count(), THREAD_COUNT_DEFAULT_MAX);
         if (any_async && threads < 2) threads = 2; // one reads, one makes memory
+        if (reads_far && threads < FAR_THREADS_MIN) threads = FAR_THREADS_MIN;
         if (any_blocking && threads < BLOCKING_THREADS_MIN) threads = BLOCKING_THREADS_MIN;
     }
     threads = (uint32_t)fsti_min(threads, THREAD_COUNT_MAX);
     threads = (uint32_t)fsti_min(fsti_max(threads, 1), fsti_max(plan->chunk_count, 1));
     pipeline->thread_count = threads;
-    pipeline->lane_count = !any_async ? 0 : threads >= 8 ? 2 : 1;
+    // Reads straight to a device block, so everybody does them.
+    pipeline->lane_count = !any_async || reads_far ? 0 : threads >= 8 ? 2 : 1;
     if (any_async && pipeline->lane_count > threads) pipeline->lane_count = threads;
 }
 
@@ -117,9 +123,11 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
         pipeline->threads == NULL)
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
     if (pipeline->job.mappings == NULL) FST_TRY(choose_engines(pipeline, error));
+    if (pipeline->job.device != NULL && !pipeline->job.locks_memory) {
+        FST_TRY(fsti_device_lane_open(pipeline, error));
+        FST_TRY(fsti_device_lane_probe(pipeline, file_count, error));
+    }
     size_threads(pipeline);
-    if (pipeline->job.device != NULL && !pipeline->job.locks_memory)
-        return fsti_device_lane_open(pipeline, error);
     return FST_OK;
 }
 
@@ -203,6 +211,7 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     pthread_mutex_destroy(&pipeline->lock);
     pthread_mutex_destroy(&pipeline->progress_lock);
     fsti_free(pipeline->choices);
+    fsti_free(pipeline->reads_far);
     fsti_free(pipeline->chunks);
     fsti_free(pipeline->batches);
     fsti_free(pipeline->threads);
@@ -283,10 +292,10 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
         char ring[96] = "";
         if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
             fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
-        char device[128];
+        char device[288];
         fsti_device_lane_explain(pipeline, device, sizeof device);
-        snprintf(stats->reason, sizeof stats->reason, "%s%s%s%s", pipeline->choices[file].reason,
-                 ring, device,
+        snprintf(stats->reason, sizeof stats->reason, "%.200s%s%.280s%s",
+                 pipeline->choices[file].reason, ring, device,
                  !pipeline->is_placed                        ? ""
                  : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
                                                              : ", memory of the local node");

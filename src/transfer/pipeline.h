@@ -44,6 +44,8 @@ struct fsti_pipeline {
     fsti_job job;
     device_lane *device_lane; ///< NULL: memory that the processors write to
     fsti_io_choice *choices;  ///< by file
+    atomic_bool *reads_far;   ///< by file: absent chunks go straight to the device (or NULL)
+    char gds_reason[160];     ///< why, or why not
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
@@ -103,11 +105,23 @@ void fsti_device_lane_end(fsti_pipeline *pipeline);
 /// there is none (or, with `wait`, when the pipeline stops).
 fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool wait, char **data,
                                  worker_counts *counts, fst_error *error);
+/// Probes whether files can be read straight to the device; fails only where that was demanded.
+fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, size_t file_count, fst_error *error);
+/// Whether a chunk is to be read straight to the device.
+bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk);
+/// Reads a chunk straight to the device, by the lane of the engine for that. *done is false when
+/// that failed and the way through the ring is to be taken.
+fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
+                                 bool *done, worker_counts *counts, fst_error *error);
 /// The memory of a chunk's slot.
 char *fsti_device_lane_data(const fsti_pipeline *pipeline, uint32_t chunk);
 /// All bytes of a chunk are in its slot: queues their way to the device.
 fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                                  fst_error *error);
+/// The same for what was put together already.
+fst_status fsti_device_lane_send_parcel(fsti_pipeline *pipeline, uint32_t chunk,
+                                        const fsti_ring_parcel *parcel, worker_counts *counts,
+                                        fst_error *error);
 /// Finishes chunks that have arrived; with `wait` at least one. *any: whether there was one.
 fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
                                  worker_counts *counts, fst_error *error);

@@ -356,18 +356,33 @@ static fst_status take_slot(worker *self, uint32_t chunk, fst_error *error) {
     return FST_OK;
 }
 
+/// Reads a chunk straight to the device, if that is its way. *done is false when it has to be read
+/// to a slot; it may have one by then.
+static fst_status read_far(worker *self, uint32_t chunk, bool *done, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    *done = false;
+    if (!fsti_device_lane_reads_far(pipeline, chunk)) return take_slot(self, chunk, error);
+    io_lane *lane = worker_lane(self, &fsti_io_engine_gds);
+    if (lane->handle == NULL) FST_TRY(open_lane(self, lane, &fsti_io_engine_gds, error));
+    bool has_edges = (range->begin | range->end) % FSTI_IO_PAGE_BYTES != 0;
+    if (has_edges) FST_TRY(take_slot(self, chunk, error));
+    FST_TRY(fsti_device_lane_read(pipeline, chunk, lane->handle, done, &self->counts, error));
+    return *done || has_edges ? FST_OK : take_slot(self, chunk, error);
+}
+
 /// Queues the blocks of a chunk, finishing others when the lane is full.
 static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     if (pipeline->job.mappings != NULL) return populate_mapping(self, chunk, error);
+    bool has_slot = pipeline->device_lane != NULL, done = false;
+    if (has_slot) FST_TRY(read_far(self, chunk, &done, error));
+    if (done || atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
     const fsti_io_engine *engine = fsti_pipeline_engine(pipeline, chunk);
     io_lane *lane = worker_lane(self, engine);
     if (lane->handle == NULL) FST_TRY(open_lane(self, lane, engine, error));
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    bool has_slot = pipeline->device_lane != NULL;
-    if (has_slot) FST_TRY(take_slot(self, chunk, error));
-    if (atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
     if (engine->is_async && !has_slot)
         pipeline->chunks[chunk].way = (uint8_t)choose_way(pipeline, chunk);
     uint64_t step = block_bytes(pipeline, lane, chunk);

@@ -30,7 +30,8 @@ const gpu_fake *gpu_fake_of(size_t index) {
 }
 
 fst_load_options gpu_options_on(fst_device_kind kind, int32_t index) {
-    return (fst_load_options){.struct_size = sizeof(fst_load_options), .device = {kind, index}};
+    return (fst_load_options){
+        .struct_size = sizeof(fst_load_options), .device = {kind, index}, .gds = FST_GDS_OFF};
 }
 
 fst_tensor_view gpu_view_of(const fst_tensor *tensor) {

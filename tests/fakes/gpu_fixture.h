@@ -24,6 +24,7 @@ const gpu_fake *gpu_fake_of(size_t index);
 /// A function of a library, into the pointer at `function`.
 void gpu_find_hook(void *handle, const char *name, void *function);
 
+/// Without GPUDirect Storage.
 fst_load_options gpu_options_on(fst_device_kind kind, int32_t index);
 fst_tensor_view gpu_view_of(const fst_tensor *tensor);
 fst_model *gpu_open_model(const char *path);

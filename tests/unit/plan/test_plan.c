@@ -343,7 +343,7 @@ TEST(order_and_batches)
     fsti_plan_want wants[8] = {{0}};
     for (uint32_t i = 0; i < 8; i++) wants[i].tensor = 7 - i;
     fsti_plan plan;
-    fsti_plan_rules rules = {FST_ORDER_REQUEST, 250000, 0};
+    fsti_plan_rules rules = {.order = FST_ORDER_REQUEST, .batch_bytes_max = 250000};
     CHECK_INT(make_plan(headers, wants, 8, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.batch_count, 4);
     for (uint32_t i = 0; i < 8; i++) CHECK_INT(plan.delivery[i], i);

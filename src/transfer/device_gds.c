@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Reads straight to a device: the whole pages of a chunk; the bytes before and behind them, and
+/// whatever fails, take the way through the ring.
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "pipeline.h"
+
+/// Probes the files that the plan reads, until one is refused: they lie side by side.
+static bool probe_files(fsti_pipeline *pipeline, void *scratch) {
+    const fsti_plan *plan = pipeline->job.plan;
+    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, any = false;
+    for (size_t i = 0; i < plan->extent_count; i++) {
+        uint32_t file = plan->extents[i].file;
+        if (!plan->extents[i].linear || atomic_load(&pipeline->reads_far[file])) continue;
+        if (!fsti_gds_probe(pipeline->job.files[file], is_hip, scratch, pipeline->gds_reason,
+                            sizeof pipeline->gds_reason))
+            return false;
+        atomic_store(&pipeline->reads_far[file], true);
+        any = true;
+    }
+    if (!any)
+        snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason, "nothing to be read whole");
+    return true;
+}
+
+static fst_status probe_with_scratch(fsti_pipeline *pipeline, bool *good, fst_error *error) {
+    fsti_buffer *scratch;
+    FST_TRY(fsti_buffer_device(pipeline->job.device, FSTI_GDS_PROBE_BYTES, &scratch, error));
+    fst_status status = fsti_device_lane_begin(pipeline, error);
+    if (status == FST_OK) {
+        *good = probe_files(pipeline, scratch->data);
+        fsti_device_lane_end(pipeline);
+    }
+    fsti_buffer_unref(scratch);
+    return status;
+}
+
+static fst_status probe(fsti_pipeline *pipeline, fst_error *error) {
+    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, good = false;
+    if (fsti_gds_usable(is_hip, pipeline->gds_reason, sizeof pipeline->gds_reason))
+        FST_TRY(probe_with_scratch(pipeline, &good, error));
+    if (good || pipeline->job.gds != FST_GDS_STRICT) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "gds (GPUDirect Storage) can't be used: %s", pipeline->gds_reason);
+}
+
+fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
+    if (pipeline->job.gds == FST_GDS_OFF) {
+        snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason, "switched off");
+        return FST_OK;
+    }
+    pipeline->reads_far = fsti_alloc_zeroed(file_count, sizeof *pipeline->reads_far);
+    if (pipeline->reads_far == NULL) return fsti_error_memory(error, file_count);
+    return probe(pipeline, error);
+}
+
+bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    if (pipeline->reads_far == NULL || !extent->linear) return false;
+    if (pipeline->chunks[chunk].kind == KIND_RESIDENT && pipeline->job.gds != FST_GDS_STRICT)
+        return false; // the page cache is nearer
+    return atomic_load_explicit(&pipeline->reads_far[extent->file], memory_order_relaxed);
+}
+
+/// Where a byte of the chunk's file lies on the device.
+static char *far_place(const fsti_pipeline *pipeline, uint32_t chunk, uint64_t offset) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    return pipeline->batches[extent->batch].buffer->data + extent->buffer_offset +
+           (offset - extent->begin);
+}
+
+/// Reads [begin, end), whole pages; returns what was read of it.
+static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
+                           uint64_t begin, uint64_t end, worker_counts *counts) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    uint64_t at = begin;
+    while (at < end && !atomic_load(&pipeline->stop)) {
+        fsti_io_op op = {.file = pipeline->job.files[extent->file],
+                         .offset = at,
+                         .size = (size_t)(end - at),
+                         .buffer = far_place(pipeline, chunk, at)};
+        uint64_t start_ns = fsti_now_ns();
+        fsti_io_engine_gds.submit(engine_lane, &op);
+        fsti_io_engine_gds.reap(engine_lane);
+        counts->read_ns += fsti_now_ns() - start_ns;
+        counts->read_count++;
+        if (op.result == -EINTR || op.result == -EAGAIN) continue;
+        uint64_t got = op.result < 0 ? 0 : (uint64_t)op.result;
+        at += at + got >= end ? end - at : fsti_align_down(got, FSTI_IO_PAGE_BYTES);
+        if (got < FSTI_IO_PAGE_BYTES) break;
+    }
+    return at - begin;
+}
+
+/// Reads the bytes beside the pages into the slot and sends them.
+static fst_status send_edges(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end,
+                             worker_counts *counts, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_chunk *range = &plan->chunks[chunk];
+    const fsti_plan_extent *extent = &plan->extents[range->extent];
+    const uint64_t edges[2][2] = {{range->begin, begin}, {end, range->end}};
+    fsti_ring_parcel parcel = {.copy_count = 0};
+    char *data = fsti_device_lane_data(pipeline, chunk);
+    for (size_t i = 0; i < 2; i++) {
+        uint64_t size = edges[i][1] - edges[i][0], place = edges[i][0] - fsti_chunk_origin(range);
+        size_t got = 0;
+        if (size == 0) continue;
+        FST_TRY(fsti_file_read(pipeline->job.files[extent->file], data + place, (size_t)size,
+                               edges[i][0], &got, error));
+        counts->read_count++;
+        if (got < size) {
+            fsti_pipeline_describe(pipeline, extent, edges[i][0] + got, FST_E_SHORT_READ, 0, error);
+            return FST_E_SHORT_READ;
+        }
+        uint32_t index = parcel.copy_count++;
+        parcel.copies[index].target = (uintptr_t)far_place(pipeline, chunk, edges[i][0]);
+        parcel.copies[index].source = (uint32_t)place;
+        parcel.copies[index].size = (uint32_t)size;
+        counts->device_bytes += size;
+    }
+    return fsti_device_lane_send_parcel(pipeline, chunk, &parcel, counts, error);
+}
+
+fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
+                                 bool *done, worker_counts *counts, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_chunk *range = &plan->chunks[chunk];
+    const fsti_plan_extent *extent = &plan->extents[range->extent];
+    uint64_t begin = fsti_align_up(range->begin, FSTI_IO_PAGE_BYTES);
+    uint64_t end = fsti_align_down(range->end, FSTI_IO_PAGE_BYTES);
+    *done = false;
+    if (begin >= end) return FST_OK; // less than a page
+    uint64_t got = read_pages(pipeline, chunk, engine_lane, begin, end, counts);
+    if (atomic_load(&pipeline->stop)) return FST_OK;
+    if (got < end - begin) {
+        FST_TRY(fsti_pipeline_check_file(pipeline, extent, begin + got, error));
+        if (pipeline->job.gds == FST_GDS_STRICT)
+            return fsti_error_set(
+                error, FST_E_IO,
+                (fsti_error_place){.byte_offset = begin + got,
+                                   .file = fsti_file_path(pipeline->job.files[extent->file])},
+                "gds (GPUDirect Storage): a read failed");
+        // What has failed once is not tried for every chunk.
+        atomic_store(&pipeline->reads_far[extent->file], false);
+        return FST_OK;
+    }
+    *done = true;
+    counts->gds_bytes += got;
+    counts->bytes_read += range->end - range->begin;
+    counts->bytes_direct += got;
+    FST_TRY(fsti_pipeline_check_file(pipeline, extent, range->begin, error));
+    if (begin == range->begin && end == range->end) {
+        fsti_pipeline_finish(pipeline, chunk, counts);
+        return FST_OK;
+    }
+    return send_edges(pipeline, chunk, begin, end, counts, error);
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Stand-ins for cuFile and (FAKE_HIP) hipFile. FAKE_GDS_MODE in the environment when the driver
+/// opens, or fake_gds_set("mode", ..): 0 reads straight to the device (through a mapping, so that
+/// no read call is counted), 1 is the compatibility mode (pread), 2 does not start, 3 refuses
+/// files. "fail_at": the n-th read from now fails; "short_at": it comes short. Reads are counted,
+/// and must be whole pages of device memory.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#if defined(FAKE_HIP)
+#define NAME(cuda, hip) hip
+#else
+#define NAME(cuda, hip) cuda
+#endif
+#define EXPORT __attribute__((visibility("default")))
+enum { DRIVER_NOT_INITIALIZED = 5001, IO_NOT_SUPPORTED = 5027, HANDLE_COUNT_MAX = 64 };
+
+typedef struct error {
+    int error, driver_error;
+} error;
+
+typedef struct descriptor {
+    int type;
+    union {
+        int fd;
+        void *handle;
+    } handle;
+    const void *operations;
+} descriptor;
+
+static atomic_long mode, fail_at, short_at, reads, handles;
+
+EXPORT void fake_gds_set(const char *name, long value) {
+    atomic_long *number = strcmp(name, "mode") == 0      ? &mode
+                          : strcmp(name, "fail_at") == 0 ? &fail_at
+                                                         : &short_at;
+    atomic_store(number, value);
+}
+
+EXPORT long fake_gds_get(const char *name) {
+    return strcmp(name, "reads") == 0 ? atomic_load(&reads) : atomic_load(&handles);
+}
+
+EXPORT error NAME(cuFileDriverOpen, hipFileDriverOpen)(void) {
+    const char *text = getenv("FAKE_GDS_MODE");
+    if (text != NULL) atomic_store(&mode, atol(text));
+    return (error){atomic_load(&mode) == 2 ? DRIVER_NOT_INITIALIZED : 0, 0};
+}
+
+EXPORT error NAME(cuFileHandleRegister, hipFileHandleRegister)(void **handle, descriptor *file) {
+    bool good = file->type == 1 && (fcntl(file->handle.fd, F_GETFL) & O_DIRECT) != 0;
+    if (!good || atomic_load(&mode) == 3) return (error){IO_NOT_SUPPORTED, 0};
+    atomic_fetch_add(&handles, 1);
+    *handle = (void *)(intptr_t)(file->handle.fd + 1);
+    return (error){0, 0};
+}
+
+EXPORT void NAME(cuFileHandleDeregister, hipFileHandleDeregister)(void *handle) {
+    atomic_fetch_sub(&handles, handle != NULL);
+}
+
+static ssize_t read_straight(int fd, void *target, size_t size, off_t offset) {
+    struct stat info;
+    if (fstat(fd, &info) != 0) return -1;
+    if (offset >= info.st_size) return 0;
+    if ((off_t)size > info.st_size - offset) size = (size_t)(info.st_size - offset);
+    char *mapping = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, offset);
+    if (mapping == MAP_FAILED) return -1;
+    memcpy(target, mapping, size);
+    munmap(mapping, size);
+    return (ssize_t)size;
+}
+
+EXPORT ssize_t NAME(cuFileRead, hipFileRead)(void *handle, void *base, size_t size, off_t offset,
+                                             off_t base_offset) {
+    int fd = (int)(intptr_t)handle - 1;
+    char *target = (char *)base + base_offset;
+    atomic_fetch_add(&reads, 1);
+    if (((uintptr_t)target | size | (size_t)offset) % 4096 != 0) return -IO_NOT_SUPPORTED;
+    if (atomic_load(&fail_at) > 0 && atomic_fetch_sub(&fail_at, 1) == 1) {
+        errno = EIO;
+        return -1;
+    }
+    if (atomic_load(&short_at) > 0 && atomic_fetch_sub(&short_at, 1) == 1 && size > 8192)
+        size = 8192;
+    return atomic_load(&mode) == 1 ? pread(fd, target, size, offset)
+                                   : read_straight(fd, target, size, offset);
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// GPUDirect Storage by stand-ins for its libraries: used where it is real, refused where it is
+/// not, and never in the way.
+#include <dlfcn.h>
+#include <fastsafetensors.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "fixture.h"
+#include "gpu_fixture.h"
+#include "io/io.h"
+
+static void (*set)(const char *name, long value);
+static long (*get)(const char *name);
+
+static void find_library(const char *name) {
+    void *handle = dlopen(name, RTLD_NOW);
+    if (handle == NULL) abort();
+    gpu_find_hook(handle, "fake_gds_set", &set);
+    gpu_find_hook(handle, "fake_gds_get", &get);
+}
+
+/// A file on a file system that takes O_DIRECT, not in the page cache; NULL where there is none.
+static fst_model *cold_model(void) {
+    const char *path = fixture_tensors("cold", 8, 3000000);
+    fsti_file *file;
+    if (fsti_file_open(path, &file, NULL) != FST_OK) abort();
+    char reason[160];
+    bool direct = fsti_io_engine_direct.usable(file, reason, sizeof reason);
+    fsti_file_unref(file);
+    fixture_evict(path);
+    if (!direct) check_skip_reason = "the temporary folder takes no O_DIRECT";
+    return direct ? gpu_open_model(path) : NULL;
+}
+
+TEST(absent_bytes_go_straight_to_the_device)
+{
+    static const char *const names[] = {"libcufile.so.0", "libhipfile.so"};
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        find_library(names[k]);
+        set("mode", 0);
+        for (int way = FST_GDS_AUTO; way <= FST_GDS_STRICT; way++) {
+            fst_model *model = cold_model();
+            if (model == NULL) return;
+            fst_load_options options = gpu_options_on(driver->kind, 0);
+            fst_load_stats stats;
+            long reads = get("reads");
+            options.gds = (fst_gds)way;
+            CHECK(gpu_same_load(model, &options, &stats));
+            if (way == FST_GDS_OFF) {
+                CHECK_INT(stats.gds_bytes, 0);
+                CHECK(strstr(stats.reason, "gds: switched off") != NULL);
+                CHECK_INT(get("reads"), reads);
+            } else {
+                // But for the bytes beside whole pages, all of it.
+                CHECK(stats.gds_bytes >= 24000000 - 8192);
+                CHECK(stats.device_bytes <= 8192 && stats.device_copies <= 2);
+                CHECK(strstr(stats.engine, "gds") != NULL);
+                CHECK(get("reads") - reads <= (long)stats.chunk_count + 1);
+            }
+            fst_model_close(model);
+            CHECK_INT(get("handles"), 0);
+        }
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(cached_bytes_take_the_ring)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    set("mode", 0);
+    fst_model *model = cold_model();
+    if (model == NULL) return;
+    fixture_warm(fixture_path("cold"));
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    options.gds = FST_GDS_AUTO;
+    fst_load_stats stats;
+    CHECK(gpu_same_load(model, &options, &stats));
+    CHECK_INT(stats.gds_bytes, 0);
+    CHECK_INT(stats.device_bytes, 24000000);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(compatibility_mode_is_refused)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    for (long mode = 1; mode <= 3; mode += 2) {
+        set("mode", mode);
+        fst_model *model = cold_model();
+        if (model == NULL) return;
+        fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+        options.gds = FST_GDS_AUTO;
+        fst_load_stats stats;
+        CHECK(gpu_same_load(model, &options, &stats));
+        CHECK_INT(stats.gds_bytes, 0);
+        CHECK(strstr(stats.reason, mode == 1 ? "compatibility" : "refuses the file") != NULL);
+        options.gds = FST_GDS_STRICT;
+        fst_loader *loader = NULL;
+        fst_error error;
+        CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
+        CHECK(loader == NULL && strstr(error.message, "gds") != NULL);
+        fst_model_close(model);
+    }
+    set("mode", 0);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(reads_that_fail_or_come_short)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    for (long nth = 2; nth < 9; nth++) {
+        fst_model *model = cold_model();
+        if (model == NULL) return;
+        fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+        options.gds = FST_GDS_AUTO;
+        fst_load_stats stats;
+        set("short_at", nth);
+        CHECK(gpu_same_load(model, &options, &stats)); // goes on where the read ended
+        CHECK(stats.gds_bytes >= 24000000 - 8192);
+        fixture_evict(fixture_path("cold"));
+        set("short_at", 0);
+        set("fail_at", nth);
+        CHECK(gpu_same_load(model, &options, &stats)); // the rest through the ring
+        CHECK(stats.gds_bytes < 24000000 - 8192 && stats.device_bytes > 1000000);
+        fixture_evict(fixture_path("cold"));
+        set("fail_at", nth);
+        options.gds = FST_GDS_STRICT;
+        fst_loader *loader = NULL;
+        fst_error error = {0};
+        fst_status status = fst_loader_open(model, &options, &loader, &error);
+        if (status == FST_OK) status = fst_loader_wait(loader, -1, &error);
+        set("fail_at", 0);
+        fst_loader_close(loader);
+        CHECK_INT(status, FST_E_IO);
+        CHECK(strstr(error.message, "gds") != NULL && error.byte_offset > 0);
+        fst_model_close(model);
+        CHECK_INT(get("handles"), 0);
+    }
+    CHECK(gpu_is_clean(driver));
+}
+
+static int meet_library(const char *expected) {
+    fst_engine_info infos[16] = {0};
+    size_t count = 0;
+    const char *path = fixture_tensors("any", 1, 100000);
+    if (fst_engines_probe(path, infos, 16, &count, NULL) != FST_OK || count != 8) return 1;
+    for (size_t i = 0; i < count; i++)
+        if (strstr(infos[i].reason, expected) != NULL) return 0;
+    for (size_t i = 0; i < count; i++) fprintf(stderr, "%s: %s\n", infos[i].name, infos[i].reason);
+    return 1;
+}
+
+__attribute__((constructor)) static void meet_if_asked(void) {
+    const char *expected = getenv("MEET_LIBRARY");
+    if (expected != NULL) exit(meet_library(expected));
+}
+
+static bool meets(const char *name, const char *value, const char *expected) {
+    pid_t child = fork();
+    if (child == 0) {
+        setenv(name, value, 1);
+        setenv("MEET_LIBRARY", expected, 1);
+        execl("/proc/self/exe", "test_gds", (char *)NULL);
+        _exit(99);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(verdicts_give_their_reasons)
+{
+    CHECK(meets("LD_LIBRARY_PATH", "/nonexistent", "no driver: libcuda.so.1 was not found"));
+    CHECK(meets("LD_LIBRARY_PATH", "/nonexistent", "no cuda device"));
+    CHECK(meets("FAKE_GDS_MODE", "2", "does not start (error 5001)"));
+    CHECK(meets("FAKE_GPU_INIT_CODE", "100", "CUDA_VISIBLE_DEVICES"));
+    CHECK(meets("FAKE_GPU_MEMORY", "1000", "out of device memory"));
+    CHECK(meets("FAKE_GPU_INTEGRATED", "1", "shared memory"));
+    fst_model *model = cold_model();
+    if (model == NULL) return;
+    fst_model_close(model);
+    CHECK(meets("FAKE_GDS_MODE", "1", "compatibility mode"));
+    CHECK(meets("FAKE_GDS_MODE", "0", "went straight to the device"));
+}
