@@ -106,14 +106,18 @@ class safe_open:  # noqa: N801 - the name that programs know
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
             _refuse(f"framework {framework} is invalid")
-        self._mode = check_backend(backend) if mode is None else mode
+        self._options: dict[str, Any] = {"mode": check_backend(backend) if mode is None else mode}
         self._device = check_device(device)
         if name != "torch" and self._device != "cpu":
             _refuse(f"Device {device} is not supported for framework {name}")
         self._is_torch = name == "torch"
         self._adapter: Any = importlib.import_module(f"fastsafetensors.{name}")
+        if self._is_torch:
+            from ._gpu import load_options
+
+            self._options.update(load_options(self._device))
         self._model = Model(filename)
-        self._ahead = ReadAhead(self._model, self._mode)
+        self._ahead = ReadAhead(self._model, self._options)
 
     def __enter__(self) -> safe_open:
         """Return the object itself."""
@@ -177,10 +181,11 @@ class safe_open:  # noqa: N801 - the name that programs know
         return f" (close matches: {', '.join(close)})" if close else ""
 
     def _place(self, tensor: Any) -> Any:
-        return tensor if self._device == "cpu" else tensor.to(self._device)
+        is_there = self._device == "cpu" or "device" in self._options
+        return tensor if is_there else tensor.to(self._device)
 
     def _read(self, item: str | tuple[str, list[int], list[int]]) -> Any:
-        loader = self._model.load([item], mode=self._mode)
+        loader = self._model.load([item], **self._options)
         try:
             return self._place(self._adapter.make_item(loader, 0))
         finally:
@@ -203,17 +208,15 @@ class safe_open:  # noqa: N801 - the name that programs know
         The first one then begins to read what comes after it. Without this call that begins when
         some tensors were asked for in order. threads: of a load, 0: as many as there may be.
         """
-        self._ahead = ReadAhead(self._model, self._mode, threads, eager=True)
+        self._ahead = ReadAhead(self._model, self._options, threads, eager=True)
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all tensors: {name: tensor} in file order."""
-        loader = self._model.load(mode=self._mode)
+        loader = self._model.load(**self._options)
         try:
             tensors: dict[str, Any] = self._adapter.export(loader)
         finally:
             loader.close()
-        if self._device == "cpu":
-            return tensors
         return {name: self._place(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> TensorSlice:
@@ -274,10 +277,12 @@ class PrefetchLoader:
         self._left = dict.fromkeys(self._names)
         self._device = device
         self._adapter = file._adapter
+        from ._gpu import load_options
+
+        options = {"mode": "load", **load_options(device)}
+        self._is_there = "device" in options
         self._loader: Any = (
-            file._model.load(items, mode="load", order="request", threads=threads)
-            if items
-            else None
+            file._model.load(items, order="request", threads=threads, **options) if items else None
         )
 
     def names(self) -> list[str]:
@@ -295,7 +300,8 @@ class PrefetchLoader:
         if name not in self._left:
             _refuse(f"{name} was taken, or was not asked for")
         del self._left[name]
-        return self._adapter.wrap(self._loader.item(self._names.index(name))).to(self._device)
+        tensor = self._adapter.wrap(self._loader.item(self._names.index(name)))
+        return tensor if self._is_there else tensor.to(self._device)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, tensor) of what was not taken."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from ._core import Loader, Model
 
@@ -36,10 +37,12 @@ class ReadAhead:
     of order, or again, is not found here: the caller reads it by itself.
     """
 
-    def __init__(self, model: Model, mode: str, threads: int = 0, eager: bool = False) -> None:
-        """Begin without windows. eager: the program is known to take everything."""
+    def __init__(
+        self, model: Model, options: dict[str, Any], threads: int = 0, eager: bool = False
+    ) -> None:
+        """Begin without windows. options: of Model.load(). eager: the program takes everything."""
         self._model = model
-        self._mode = mode
+        self._options = options
         self._threads = threads
         self._eager = eager
         self._lock = threading.Lock()
@@ -70,7 +73,8 @@ class ReadAhead:
             end += 1
         if end == first:
             return
-        loader = self._model.load(self._names[first:end], mode=self._mode, threads=self._threads)
+        names = self._names[first:end]
+        loader = self._model.load(names, threads=self._threads, **self._options)
         window = _Window(loader, first, end, size_bytes)
         self._windows.update(dict.fromkeys(range(first, end), window))
 

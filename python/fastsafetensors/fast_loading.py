@@ -74,6 +74,7 @@ def load_safetensors_mmap(
     Pages come when they are touched. keys: None means all, [] none; KeyError names one that the
     file lacks.
     """
+    from ._gpu import load_options
     from .torch import export
 
     model = Model(path)
@@ -84,7 +85,8 @@ def load_safetensors_mmap(
                 raise KeyError(f"{name!r} is not in {os.fspath(path)}")
         if not names:
             return {}
-        loader = model.load(names, mode="map", order="request")
+        options = {"mode": "map", **load_options(device)}
+        loader = model.load(names, order="request", **options)
         try:
             return export(loader, device)
         finally:
@@ -172,11 +174,12 @@ def load_safetensors_sharded(model_dir: _Path_, device: Any = "cpu") -> dict[str
     Names that were saved as tied to another are there again, as the same tensor. An error names
     the shard or tensor that is missing; an empty folder is a FileNotFoundError.
     """
+    from ._gpu import load_options
     from .torch import export
 
     model = Model(model_dir)
     try:
-        loader = model.load(mode="load")
+        loader = model.load(**{"mode": "load", **load_options(device)})
         try:
             wait(loader, model.file_count)
             tensors = export(loader, device)
@@ -276,6 +279,7 @@ def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
     same name that ends in .pt, that cache of an earlier program is read (by torch's restricted
     loader).
     """
+    from ._gpu import load_options
     from .torch import export
 
     older = _Path(path).with_suffix(".pt")
@@ -285,7 +289,7 @@ def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
         return torch.load(older, map_location=device, weights_only=True)
     model = Model(path)
     try:
-        loader = model.load(mode="load")
+        loader = model.load(**{"mode": "load", **load_options(device)})
         try:
             wait(loader, 1)
             tensors = export(loader, device)

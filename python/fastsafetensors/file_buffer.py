@@ -145,8 +145,11 @@ class FilesBufferOnDevice:
                 if self.key_to_rank_lidx:
                     self._check_unique(file.names)
                 self.key_to_rank_lidx.update(dict.fromkeys(file.names, (rank, index)))
-        # In a group of one, on the CPU, a tensor is handed out as the loader made it.
-        self._plain = pg.size() == 1 and self.device.is_cpu
+        goes_there = self.device.is_cpu or bool(framework.load_options(self.device, "off"))
+        # Where the framework's tensors are made: on the device, if loads go there.
+        self._home = self.device if goes_there else Device.from_str("cpu")
+        # In a group of one a tensor is handed out as the loader made it.
+        self._plain = pg.size() == 1 and goes_there
 
     def _check_unique(self, names: list[str]) -> None:
         for name in names:
@@ -224,7 +227,7 @@ class FilesBufferOnDevice:
             return owner, file.get(name, self.framework).contiguous()
         frame = file.metadata.tensors[name]
         return owner, self.framework.get_empty_tensor(
-            list(frame.shape), converted(frame.dtype, self._dtype), Device.from_str("cpu")
+            list(frame.shape), converted(frame.dtype, self._dtype), self._home
         )
 
     def _everywhere(self, name: str, what: str) -> TensorBase:
@@ -340,7 +343,7 @@ class FilesBufferOnDevice:
             shape = list(file.metadata.tensors[name].shape)
             shape[dim] = cut[dim].stop - cut[dim].start
             dtype = converted(file.metadata.tensors[name].dtype, self._dtype)
-            return owner, self.framework.get_empty_tensor(shape, dtype, Device.from_str("cpu"))
+            return owner, self.framework.get_empty_tensor(shape, dtype, self._home)
 
         owner, tensor = self._begin(what, prepare)
         assert tensor is not None

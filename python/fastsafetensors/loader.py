@@ -130,6 +130,7 @@ class BaseSafeTensorsFileLoader:
         self.agreement = Agreement(self.pg)
         self._failure: Exception | None = None
         self.max_threads = 16
+        self.gds = "off" if copier_type == "nogds" else "auto"
         self.debug_log = os.environ.get("FASTSAFETENSORS_DEBUG", "") == "true"
         self.device: Device = device_of(device)
         self.copier_type = copier_type
@@ -221,13 +222,14 @@ class BaseSafeTensorsFileLoader:
         threads = limit if limit < min(16, len(os.sched_getaffinity(0))) else 0
         engine = _ENGINES.get(os.environ.get("FASTSAFETENSORS_ODIRECT", ""), "auto")
         file.log_level = logging.INFO if self.debug_log else logging.DEBUG
+        options = {"mode": "load", **self.framework.load_options(self.device, self.gds)}
         try:
-            file.loader = model.load(names, mode="load", dtype=wish, threads=threads, engine=engine)
+            file.loader = model.load(names, dtype=wish, threads=threads, engine=engine, **options)
         except RuntimeError as error:
-            if engine != "direct":
+            if engine != "direct" or "gds" in str(error):
                 raise
             _warn_once(file.metadata.src, error)
-            file.loader = model.load(names, mode="load", dtype=wish, threads=threads)
+            file.loader = model.load(names, dtype=wish, threads=threads, **options)
 
     def _read(self, file: LoadedFile, dtype: DType, register: bool, block: int) -> None:
         """Begin to read a file of this rank's; a reader of the caller's own finishes here."""
@@ -342,10 +344,12 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         buffer = loader.copy_files_to_device()
         tensor = buffer.get_tensor("weight")
 
-    nogds, use_fgds, bbuf_size_kb, set_numa and disable_cache are wishes of earlier versions: the
-    library picks the fastest way by itself, and sizes its own buffers. max_threads limits its
-    threads. debug_log (and FASTSAFETENSORS_DEBUG=true for all loaders) logs what each load did at
-    INFO instead of DEBUG.
+    nogds=False reads files straight to a GPU (GPUDirect Storage) where a probe shows that this is
+    real; with strict=True, where it is not, the load is a RuntimeError with "gds" in its text.
+    use_fgds, bbuf_size_kb, set_numa and disable_cache are wishes of earlier versions: the library
+    picks the fastest way by itself, and sizes its own buffers. max_threads limits its threads.
+    debug_log (and FASTSAFETENSORS_DEBUG=true for all loaders) logs what each load did at INFO
+    instead of DEBUG.
     FASTSAFETENSORS_ODIRECT=0 reads through the page cache, 1 past it.
     """
 
@@ -363,8 +367,11 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         use_fgds: bool = False,
         timeout: float | None = None,
         strategy: str = "auto",
+        strict: bool = False,
     ) -> None:
         """Check the settings; nothing is read yet."""
+        if strict and nogds:
+            raise ValueError("strict asks for GPUDirect Storage, nogds forbids it")
         if bbuf_size_kb <= 0 or max_threads <= 0:
             raise ValueError(
                 f"bbuf_size_kb and max_threads must be positive, not {bbuf_size_kb}, {max_threads}"
@@ -374,6 +381,8 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
             pg, device, kind, set_numa, disable_cache, framework, timeout, strategy
         )
         self.max_threads = max_threads
+        if strict:
+            self.gds = "strict"
         self.debug_log = self.debug_log or debug_log
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch as _torch
 
 from ._core import DTYPES, Model, Tensor, dlpack_probe, serialize
+from ._gpu import is_gpu, load_options, retrying, stream_of, tell_gds, torch_memory
 from ._memory import open_bytes
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress, wait
@@ -55,6 +56,12 @@ def capsule_mask() -> int:
     return mask
 
 
+def _device_of(tensor: Tensor) -> str:
+    """What torch calls the place of a tensor: its "cuda" is ROCm's as well."""
+    kind, _, number = tensor.device.partition(":")
+    return f"cuda:{number}" if kind in ("cuda", "hip") else "cpu"
+
+
 def wrap(tensor: Tensor) -> Any:
     """A torch tensor on the memory of `tensor`, whatever its dtype: no bytes are copied.
 
@@ -70,7 +77,7 @@ def wrap(tensor: Tensor) -> Any:
     if tensor.nbytes == 0:
         if tensor.dtype == "F4" and shape and shape[-1] % 2 == 0:
             shape[-1] //= 2
-        return _torch.empty(shape, dtype=target or _torch.uint8)
+        return _torch.empty(shape, dtype=target or _torch.uint8, device=_device_of(tensor))
     data = _import_capsule(tensor.__dlpack__(as_bytes=True))
     if tensor.dtype == "F4":
         if target is None or not shape or shape[-1] % 2:
@@ -82,9 +89,9 @@ def wrap(tensor: Tensor) -> Any:
 
 
 def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
-    """All tensors of a load as {name: torch tensor} on `device`."""
+    """All tensors of a load as {name: torch tensor} on `device`, to which it may have gone."""
     tensors: dict[str, Any] = loader.export(_import_capsule, wrap, capsule_mask())
-    if device == "cpu" or _torch.device(device).type == "cpu":
+    if device == "cpu" or load_options(device) or _torch.device(device).type == "cpu":
         return tensors
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
@@ -92,6 +99,20 @@ def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
 def make_item(loader: Any, index: int) -> Any:
     """Item `index` of a load as a torch tensor, once its bytes are there."""
     return loader.make(index, _import_capsule, wrap, capsule_mask())
+
+
+def _target(device: Any, gds: str, memory: str, pin_memory: bool) -> dict[str, Any]:
+    """Options of Model.load() for where the tensors go."""
+    if memory not in ("own", "torch"):
+        raise ValueError(f'memory must be "own" or "torch", not {memory!r}')
+    if pin_memory and is_gpu(device):
+        raise ValueError("pin_memory is for tensors on the CPU")
+    if pin_memory:
+        return {"device": "pinned", "mode": "load"}
+    options = load_options(device, gds)
+    if options and memory == "torch":
+        options.update(torch_memory(device))
+    return options
 
 
 def load_file(
@@ -104,11 +125,19 @@ def load_file(
     threads: int = 0,
     dtype: Any = None,
     progress: Progress | bool | None = None,
+    gds: str = "auto",
+    memory: str = "own",
+    pin_memory: bool = False,
 ) -> dict[str, Any]:
     """Load all tensors of a model: {name: torch.Tensor} in file order.
 
     filename: a file, an index, a folder, or a list of files (names must then be unique).
-    device: where the tensors go, as torch takes it.
+    device: where the tensors go, as torch takes it. To GPUs ("cuda", "cuda:1", 1) bytes go by the
+    library's own pipeline, and the tensors may be used on any stream at once.
+    gds: GPUDirect Storage: "auto", where a probe on the file shows that it is real, "off", or
+    "strict": RuntimeError (with "gds" in its text) where it is not.
+    memory: of GPUs: "own", freed with the last tensor, or "torch": from torch's caching allocator.
+    pin_memory: tensors on the CPU lie in memory that is page-locked for GPUs.
     mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
     private); "auto" maps what is in the page cache nearly whole and loads everything else.
     backend: the safetensors package's word for it: "mmap" is "auto", "pread" is "load".
@@ -125,13 +154,22 @@ def load_file(
     check_path(filename)
     device = check_device(device)
     chosen = check_backend(backend) if mode is None else mode
+    options = {"mode": chosen, **_target(device, gds, memory, pin_memory)}
     model = Model(filename)
-    loader = model.load(mode=chosen, engine=engine, threads=threads, dtype=dtype_name(dtype))
+
+    def load_all() -> dict[str, Any]:
+        loader = model.load(engine=engine, threads=threads, dtype=dtype_name(dtype), **options)
+        try:
+            wait(loader, model.file_count, progress)
+            if "device" in options:
+                tell_gds(loader.stats()["reason"])
+            return export(loader, device)
+        finally:
+            loader.close()
+
     try:
-        wait(loader, model.file_count, progress)
-        return export(loader, device)
+        return retrying(load_all)
     finally:
-        loader.close()
         model.close()
 
 
@@ -200,7 +238,7 @@ def _takes_direct_reads(module: Any) -> bool:
 def _place(tensor: Any, dtype: str) -> bool:
     """Tell whether bytes of the file may be read straight into a tensor."""
     return bool(
-        tensor.device.type == "cpu"
+        (tensor.device.type == "cpu" or load_options(tensor.device))
         and tensor.is_contiguous()
         and tensor.numel()
         and not tensor.is_quantized
@@ -214,7 +252,7 @@ def _read_in_place(file: Model, state: dict[str, Any], names: list[str], threads
 
     Tensors of another dtype than the file's are converted on the way where that is possible.
     """
-    groups: dict[str | None, list[tuple[str, int, int]]] = {}
+    groups: dict[tuple[str | None, Any], list[tuple[str, int, int]]] = {}
     rest = []
     for name in names:
         tensor, dtype = state[name], file.info(file.find(name))[0]
@@ -224,9 +262,13 @@ def _read_in_place(file: Model, state: dict[str, Any], names: list[str], threads
             rest.append(name)
             continue
         target = None if same else dtype_name(tensor.dtype)
-        groups.setdefault(target, []).append((name, tensor.data_ptr(), tensor.nbytes))
-    for target, items in groups.items():
-        loader = file.load(items, mode="load", threads=threads, dtype=target)
+        place = (name, tensor.data_ptr(), tensor.nbytes)
+        groups.setdefault((target, tensor.device), []).append(place)
+    for (target, device), items in groups.items():
+        options = {"mode": "load", **load_options(device)}
+        if "device" in options:
+            options["stream"] = stream_of(device)  # which may still use the parameters
+        loader = file.load(items, threads=threads, dtype=target, **options)
         try:
             loader.wait()
         finally:
@@ -279,7 +321,9 @@ def load_model(
         direct = not assign and _takes_direct_reads(model)
         rest = _read_in_place(file, state, known, threads) if direct else known
         if rest:
-            loader = file.load(rest, mode=views if assign else "load", threads=threads)
+            where = load_options(device) if assign else {}
+            options = {"mode": views if assign else "load", **where}
+            loader = file.load(rest, threads=threads, **options)
             try:
                 tensors = export(loader, device if assign else "cpu")
             finally:

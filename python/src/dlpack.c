@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlpack_abi.h"
-
 /// Sub-byte types have no packed form in DLPack: bytes.
 static dl_type type_of(fst_dtype dtype) {
     static const uint8_t codes[FST_DTYPE_COUNT] = {
@@ -38,10 +36,17 @@ static dl_type type_of(fst_dtype dtype) {
     return (dl_type){codes[dtype], (uint8_t)(bits < 8 ? 8 : bits), 1};
 }
 
+dl_device fstpy_dlpack_device(const fst_tensor_view *view) {
+    // Locked memory is the processors' own: frameworks find out by themselves that it is locked.
+    if (view->device.kind == FST_DEVICE_CUDA) return (dl_device){DL_CUDA, view->device.index};
+    if (view->device.kind == FST_DEVICE_HIP) return (dl_device){DL_ROCM, view->device.index};
+    return (dl_device){DL_CPU, 0};
+}
+
 /// Fills `out`; `shape` has room for the rank, and for 1. False: a dimension does not fit.
 static int describe(const fst_tensor_view *view, int64_t *shape, int as_bytes, dl_tensor *out) {
     *out = (dl_tensor){.data = view->data,
-                       .device = {DL_CPU, 0},
+                       .device = fstpy_dlpack_device(view),
                        .rank = (int32_t)view->rank,
                        .type = type_of(view->dtype),
                        .shape = shape};

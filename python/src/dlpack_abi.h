@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 typedef struct dl_device {
-    int32_t type; ///< 1: CPU
+    int32_t type; ///< DL_CPU, DL_CUDA or DL_ROCM
     int32_t id;
 } dl_device;
 
@@ -42,6 +42,8 @@ typedef struct dl_managed_versioned {
 
 enum {
     DL_CPU = 1,
+    DL_CUDA = 2,
+    DL_ROCM = 10,
     DL_INT = 0,
     DL_UINT = 1,
     DL_FLOAT = 2,

@@ -131,6 +131,7 @@ static PyObject *class_of(fst_status status) {
     case FST_E_ARGUMENT:
     case FST_E_BUDGET: return PyExc_ValueError;
     case FST_E_UNSUPPORTED:
+    case FST_E_DEVICE:
     case FST_E_CANCELLED: return PyExc_RuntimeError;
     case FST_E_TIMEOUT: return PyExc_TimeoutError;
     default: return NULL;
@@ -163,7 +164,10 @@ static PyObject *make_message(const fst_error *error) {
 }
 
 PyObject *fstpy_raise(module_state *state, const fst_error *error) {
-    if (error->status == FST_E_NO_MEMORY) return PyErr_NoMemory();
+    if (error->status == FST_E_NO_MEMORY) {
+        PyErr_SetString(PyExc_MemoryError, error->message);
+        return NULL;
+    }
     PyObject *message = make_message(error);
     if (message == NULL) return NULL;
     PyObject *plain_class = class_of(error->status);

@@ -27,14 +27,20 @@ static PyObject *module_trim(PyObject *module, PyObject *none) {
     return PyLong_FromSize_t(fst_trim());
 }
 
+/// More than there are.
+#define ENGINE_INFO_COUNT_MAX 32
+
 static PyObject *module_engines(PyObject *module, PyObject *path_object) {
     PyObject *bytes = NULL;
     if (path_object != Py_None && !PyUnicode_FSConverter(path_object, &bytes)) return NULL;
-    fst_engine_info infos[FST_ENGINE_COUNT];
+    fst_engine_info infos[ENGINE_INFO_COUNT_MAX];
     size_t count;
     fst_error error;
-    fst_status status = fst_engines_probe(bytes == NULL ? NULL : PyBytes_AsString(bytes), infos,
-                                          FST_ENGINE_COUNT, &count, &error);
+    fst_status status;
+    const char *path = bytes == NULL ? NULL : PyBytes_AsString(bytes);
+    Py_BEGIN_ALLOW_THREADS status =
+        fst_engines_probe(path, infos, ENGINE_INFO_COUNT_MAX, &count, &error);
+    Py_END_ALLOW_THREADS if (count > ENGINE_INFO_COUNT_MAX) count = ENGINE_INFO_COUNT_MAX;
     Py_XDECREF(bytes);
     if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     PyObject *list = PyList_New(0);
@@ -45,6 +51,46 @@ static PyObject *module_engines(PyObject *module, PyObject *path_object) {
         Py_XDECREF(row);
     }
     return list;
+}
+
+static PyObject *module_device_count(PyObject *module, PyObject *kind_object) {
+    fst_device device;
+    fst_error error;
+    int count;
+    (void)module;
+    const char *kind = PyUnicode_AsUTF8AndSize(kind_object, NULL);
+    if (kind == NULL) return NULL;
+    if (fst_device_parse(kind, &device, &error) != FST_OK) {
+        PyErr_SetString(PyExc_ValueError, error.message);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS count = (int)fst_device_count(device.kind);
+    Py_END_ALLOW_THREADS return PyLong_FromLong(count);
+}
+
+static PyObject *module_device_info(PyObject *module, PyObject *name_object) {
+    fst_device device;
+    fst_error error;
+    fst_status status;
+    fst_device_info info = {.struct_size = sizeof info};
+    const char *name = PyUnicode_AsUTF8AndSize(name_object, NULL);
+    if (name == NULL) return NULL;
+    Py_BEGIN_ALLOW_THREADS status = fst_device_parse(name, &device, &error);
+    if (status == FST_OK) status = fst_device_info_get(device, &info, &error);
+    Py_END_ALLOW_THREADS if (status != FST_OK) return fstpy_raise(PyModule_GetState(module),
+                                                                  &error);
+    return Py_BuildValue("{s:s,s:i,s:i,s:N,s:N,s:s,s:K,s:K}", "name", info.name, "index",
+                         (int)info.index, "driver_version", (int)info.driver_version, "unified",
+                         PyBool_FromLong(info.unified), "converts", PyBool_FromLong(info.converts),
+                         "converts_reason", info.converts_reason, "memory_bytes",
+                         (unsigned long long)info.memory_bytes, "memory_free",
+                         (unsigned long long)info.memory_free);
+}
+
+static PyObject *module_pinned_bytes(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    return PyLong_FromUnsignedLongLong(fst_pinned_bytes());
 }
 
 static PyObject *module_error_class(PyObject *module, PyObject *none) {
@@ -65,6 +111,11 @@ static PyMethodDef module_methods[] = {
     {"trim", module_trim, METH_NOARGS, "Gives kept memory back; returns its bytes."},
     {"engines", module_engines, METH_O,
      "[(name, usable, chosen, reason)] for a path, or None for the machine."},
+    {"device_count", module_device_count, METH_O,
+     "How many devices of a kind (\"cuda\", \"hip\") this process may use; 0 without a driver."},
+    {"device_info", module_device_info, METH_O,
+     "What a device is, as a dict; it is opened for that."},
+    {"pinned_bytes", module_pinned_bytes, METH_NOARGS, "Bytes locked for loads to devices."},
     {"serialize", (PyCFunction)(void (*)(void))fstpy_serialize, METH_VARARGS | METH_KEYWORDS,
      "A file's bytes; the arguments are Writer's, the path is not used."},
     {"layout", (PyCFunction)(void (*)(void))fstpy_layout, METH_VARARGS | METH_KEYWORDS,

@@ -8,6 +8,8 @@
 
 #include <fastsafetensors.h>
 
+#include "dlpack_abi.h"
+
 /// State of the module, one per interpreter.
 typedef struct module_state {
     PyObject *error_class; ///< SafetensorError
@@ -34,6 +36,8 @@ PyObject *fstpy_error_class_new(void);
 PyObject *fstpy_tensor_wrap(module_state *state, fst_tensor *tensor);
 /// A capsule "dltensor" whose deleter only drops a C reference; takes over one of
 /// `tensor`. As bytes: one dimension of uint8, for importers that lack the dtype.
+/// Where DLPack says that a tensor lies.
+dl_device fstpy_dlpack_device(const fst_tensor_view *view);
 PyObject *fstpy_dlpack_capsule(fst_tensor *tensor, int as_bytes);
 /// The versioned capsule ("dltensor_versioned").
 PyObject *fstpy_dlpack_capsule_versioned(fst_tensor *tensor);

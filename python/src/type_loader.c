@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Loader: a load in progress or finished. Waits without the GIL, and wakes for signals.
+#include "load_request.h"
 #include "module.h"
 
 #include <stdatomic.h>
@@ -10,9 +11,10 @@
 
 typedef struct loader_object {
     PyObject_HEAD fst_loader *loader;
-    int uses;      ///< calls that run without the GIL
-    int is_closed; ///< the last use closes
-    int is_whole;  ///< every byte is in place: nothing waits any more
+    int uses;              ///< calls that run without the GIL
+    int is_closed;         ///< the last use closes
+    caller_memory *memory; ///< what gives the load memory, or NULL
+    int is_whole;          ///< every byte is in place: nothing waits any more
     /// How far the load is, for whoever waits with a progress callback.
     _Atomic uint64_t bytes_done, bytes_total;
     _Atomic size_t tensors_done, tensors_total;
@@ -30,6 +32,12 @@ static fst_loader *begin_use(PyObject *self) {
     return object->loader;
 }
 
+/// Without the GIL: a thread of the load may wait for it (an allocator) and hold the load's lock.
+static void cancel_load(fst_loader *loader) {
+    Py_BEGIN_ALLOW_THREADS fst_loader_cancel(loader);
+    Py_END_ALLOW_THREADS
+}
+
 static void close_unused(loader_object *object) {
     fst_loader *loader = object->loader;
     if (!object->is_closed || object->uses > 0 || loader == NULL) return;
@@ -42,182 +50,6 @@ static void end_use(PyObject *self) {
     loader_object *object = (loader_object *)self;
     object->uses--;
     close_unused(object);
-}
-
-// ---- requests ----
-
-/// The numbers of a slice's begin or end into `target`; false with an exception.
-static int read_numbers(PyObject *sequence, uint64_t *target, uint32_t rank) {
-    if (PySequence_Size(sequence) != (Py_ssize_t)rank) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "a slice needs a number for every dimension");
-        return 0;
-    }
-    for (uint32_t i = 0; i < rank; i++) {
-        PyObject *number = PySequence_GetItem(sequence, (Py_ssize_t)i);
-        target[i] = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
-        Py_XDECREF(number);
-        if (PyErr_Occurred()) return 0;
-    }
-    return 1;
-}
-
-typedef struct load_request {
-    fst_request_item *items;
-    uint64_t *numbers;
-    size_t number_count, number_capacity;
-} load_request;
-
-static void request_clear(load_request *request) {
-    PyMem_Free(request->items);
-    PyMem_Free(request->numbers);
-}
-
-/// Fills an item by name. *rank: of the tensor.
-static int find_item(module_state *state, const fst_model *model, PyObject *name,
-                     fst_request_item *item, uint32_t *rank) {
-    Py_ssize_t size;
-    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
-    if (text == NULL) return 0;
-    fst_error error;
-    fst_tensor_info info;
-    if (fst_model_find(model, text, (size_t)size, &item->tensor_index, &error) != FST_OK ||
-        fst_model_tensor_info(model, item->tensor_index, &info, &error) != FST_OK) {
-        fstpy_raise(state, &error);
-        return 0;
-    }
-    *rank = info.rank;
-    return 1;
-}
-
-static int reserve_numbers(load_request *request, size_t count) {
-    if (request->number_count + count <= request->number_capacity) return 1;
-    size_t capacity = 2 * (request->number_capacity + count);
-    uint64_t *grown = PyMem_Realloc(request->numbers, capacity * sizeof *grown);
-    if (grown == NULL) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    request->numbers = grown;
-    request->number_capacity = capacity;
-    return 1;
-}
-
-/// (name, address, bytes): memory of the caller's, for the whole tensor.
-static int read_destination(module_state *state, const fst_model *model, PyObject *object,
-                            fst_request_item *item) {
-    PyObject *name;
-    unsigned long long address;
-    Py_ssize_t size;
-    uint32_t rank;
-    if (!PyArg_ParseTuple(object, "UKn", &name, &address, &size)) return 0;
-    if (address == 0 || size < 0) {
-        PyErr_SetString(PyExc_ValueError, "a destination needs an address and a size");
-        return 0;
-    }
-    item->destination = (void *)(uintptr_t)address;
-    item->destination_bytes = (size_t)size;
-    return find_item(state, model, name, item, &rank);
-}
-
-static int is_destination(PyObject *object) {
-    PyObject *second =
-        PyTuple_Check(object) && PyTuple_Size(object) == 3 ? PyTuple_GetItem(object, 1) : NULL;
-    return second != NULL && PyLong_Check(second);
-}
-
-/// One item: a name, (name, begin, end) or (name, address, bytes). Slices are kept as places in
-/// `numbers`, which may still move: link_slices() makes pointers of them.
-static int read_item(module_state *state, const fst_model *model, PyObject *object,
-                     load_request *request, fst_request_item *item) {
-    uint32_t rank;
-    if (PyUnicode_Check(object)) return find_item(state, model, object, item, &rank);
-    PyObject *name, *begin, *end;
-    if (is_destination(object)) return read_destination(state, model, object, item);
-    if (!PyArg_ParseTuple(object, "UOO", &name, &begin, &end) ||
-        !find_item(state, model, name, item, &rank) ||
-        !reserve_numbers(request, 2 * (size_t)rank + 1))
-        return 0;
-    uint64_t *numbers = request->numbers + request->number_count;
-    if (!read_numbers(begin, numbers, rank) || !read_numbers(end, numbers + rank, rank)) return 0;
-    item->slice_begin = (const uint64_t *)(uintptr_t)(request->number_count + 1);
-    item->slice_end = (const uint64_t *)(uintptr_t)(request->number_count + 1 + rank);
-    request->number_count += 2 * (size_t)rank + 1;
-    return 1;
-}
-
-static void link_slices(load_request *request, size_t item_count) {
-    for (size_t i = 0; i < item_count; i++) {
-        fst_request_item *item = &request->items[i];
-        if (item->slice_begin == NULL) continue;
-        item->slice_begin = request->numbers + (uintptr_t)item->slice_begin - 1;
-        item->slice_end = request->numbers + (uintptr_t)item->slice_end - 1;
-    }
-}
-
-static int read_items(module_state *state, const fst_model *model, PyObject *sequence,
-                      load_request *request, fst_load_options *options) {
-    if (sequence == Py_None) return 1;
-    Py_ssize_t count = PySequence_Size(sequence);
-    if (count < 0) return 0;
-    request->items = PyMem_Calloc((size_t)count + 1, sizeof *request->items);
-    if (request->items == NULL) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *object = PySequence_GetItem(sequence, i);
-        int good = object != NULL && read_item(state, model, object, request, &request->items[i]);
-        Py_XDECREF(object);
-        if (!good) return 0;
-    }
-    link_slices(request, (size_t)count);
-    options->items = request->items;
-    options->item_count = (size_t)count;
-    return 1;
-}
-
-static int find_word(const char *word, const char *const *words, int count, const char *what) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(word, words[i]) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
-    return -1;
-}
-
-/// The words of a request, as they come from Python.
-typedef struct request_words {
-    const char *mode, *engine, *order, *ring, *numa, *dtype;
-} request_words;
-
-static int read_words(const request_words *words, fst_load_options *options) {
-    static const char *const modes[] = {"auto", "load", "map"};
-    static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
-    static const char *const orders[] = {"file", "request"};
-    static const char *const rings[] = {"auto", "place", "slots"};
-    static const char *const numas[] = {"default", "local", "interleave"};
-    int mode = find_word(words->mode, modes, FST_MODE_COUNT, "mode");
-    int engine = mode < 0 ? -1 : find_word(words->engine, engines, FST_ENGINE_COUNT, "engine");
-    int order = engine < 0 ? -1 : find_word(words->order, orders, FST_ORDER_COUNT, "order");
-    int ring = order < 0 ? -1 : find_word(words->ring, rings, FST_RING_COUNT, "ring");
-    int numa = ring < 0 ? -1 : find_word(words->numa, numas, FST_NUMA_COUNT, "numa policy");
-    if (numa < 0) return 0;
-    options->mode = (fst_load_mode)mode;
-    options->engine = (fst_engine)engine;
-    options->order = (fst_order)order;
-    options->ring = (fst_ring)ring;
-    options->numa = (fst_numa)numa;
-    return 1;
-}
-
-static int read_dtype(const char *name, fst_load_options *options) {
-    if (name == NULL) return 1;
-    options->convert = 1;
-    for (int i = 0; i < FST_DTYPE_COUNT; i++) {
-        options->dtype = (fst_dtype)i;
-        if (strcmp(name, fst_dtype_name(options->dtype)) == 0) return 1;
-    }
-    PyErr_Format(PyExc_ValueError, "unknown dtype '%s'", name);
-    return 0;
 }
 
 /// Called by the load's threads, without the GIL: only notes how far it is.
@@ -250,32 +82,15 @@ static PyObject *start_load(module_state *state, fst_model *model, fst_load_opti
 
 PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
                            PyObject *kwargs) {
-    static char *names[] = {"items",     "mode",     "engine", "threads", "order", "budget",
-                            "read_only", "populate", "dtype",  "ring",    "numa",  NULL};
-    PyObject *items = Py_None;
-    request_words words = {
-        .mode = "auto", .engine = "auto", .order = "file", .ring = "auto", .numa = "default"};
-    long long budget = 0;
-    int threads = 0;
-    fst_load_options options = {.struct_size = sizeof options};
-    load_request request = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzss:load", names, &items, &words.mode,
-                                     &words.engine, &threads, &words.order, &budget,
-                                     &options.map_read_only, &options.map_populate, &words.dtype,
-                                     &words.ring, &words.numa))
-        return NULL;
-    // The integer formats without a sign would take -1 for the largest number.
-    if (threads < 0 || budget < 0) {
-        PyErr_SetString(PyExc_ValueError, "threads and budget must not be negative");
-        return NULL;
-    }
-    options.thread_count = (uint32_t)threads;
-    options.budget_bytes = (uint64_t)budget;
+    load_request request;
     PyObject *result = NULL;
-    if (read_words(&words, &options) && read_dtype(words.dtype, &options) &&
-        read_items(state, model, items, &request, &options))
-        result = start_load(state, model, &options);
-    request_clear(&request);
+    if (fstpy_request_read(state, model, args, kwargs, &request))
+        result = start_load(state, model, &request.options);
+    if (result != NULL) {
+        ((loader_object *)result)->memory = request.memory;
+        request.memory = NULL;
+    }
+    fstpy_request_clear(&request);
     return result;
 }
 
@@ -307,7 +122,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
         }
         if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0 || !tell_progress(object, progress)) {
-            fst_loader_cancel(loader);
+            cancel_load(loader);
             return 0;
         }
     }
@@ -337,7 +152,7 @@ static PyObject *loader_iternext(PyObject *self) {
         Py_BEGIN_ALLOW_THREADS status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
         Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0) {
-            fst_loader_cancel(loader);
+            cancel_load(loader);
             end_use(self);
             return NULL;
         }
@@ -472,19 +287,23 @@ static PyObject *loader_stats(PyObject *self, PyObject *none) {
     if (loader == NULL) return NULL;
     fst_error error;
     fst_load_stats s = {.struct_size = sizeof s};
-    fst_status status = fst_loader_stats_get(loader, &s, &error);
-    end_use(self);
+    fst_status status;
+    // A thread of the load may wait for the GIL (an allocator) and hold what this waits for.
+    Py_BEGIN_ALLOW_THREADS status = fst_loader_stats_get(loader, &s, &error);
+    Py_END_ALLOW_THREADS end_use(self);
     if (status != FST_OK) return fstpy_raise(state_of(self), &error);
 #define NUMBER(name) #name, (unsigned long long)s.name
     return Py_BuildValue(
         "{s:s,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
-        "s:K,s:K}",
+        "s:K,s:K,s:K,s:K,s:K,s:K,s:K}",
         "mode", s.mode, "engine", s.engine, "reason", s.reason, NUMBER(thread_count),
         NUMBER(tensor_count), NUMBER(bytes_requested), NUMBER(bytes_read), NUMBER(bytes_direct),
         NUMBER(bytes_mapped), NUMBER(bytes_copied), NUMBER(bytes_converted), NUMBER(read_count),
         NUMBER(chunk_count), NUMBER(chunks_resident), NUMBER(buffer_bytes),
         NUMBER(buffer_bytes_peak), NUMBER(bounce_bytes), NUMBER(plan_ns), NUMBER(first_tensor_ns),
-        NUMBER(total_ns), NUMBER(read_ns), NUMBER(copy_ns), NUMBER(wait_ns), NUMBER(populate_ns));
+        NUMBER(total_ns), NUMBER(read_ns), NUMBER(copy_ns), NUMBER(wait_ns), NUMBER(populate_ns),
+        NUMBER(device_bytes), NUMBER(device_copies), NUMBER(device_launches),
+        NUMBER(device_wait_ns), NUMBER(gds_bytes));
 #undef NUMBER
 }
 
@@ -492,7 +311,7 @@ static PyObject *loader_cancel(PyObject *self, PyObject *none) {
     (void)none;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
-    fst_loader_cancel(loader);
+    cancel_load(loader);
     end_use(self);
     Py_RETURN_NONE;
 }
@@ -500,7 +319,11 @@ static PyObject *loader_cancel(PyObject *self, PyObject *none) {
 static PyObject *loader_close(PyObject *self, PyObject *none) {
     (void)none;
     loader_object *object = (loader_object *)self;
-    if (!object->is_closed && object->uses > 0) fst_loader_cancel(object->loader);
+    if (!object->is_closed && object->uses > 0) {
+        object->uses++; // others may end theirs, and close, meanwhile
+        cancel_load(object->loader);
+        object->uses--;
+    }
     object->is_closed = 1;
     close_unused(object);
     Py_RETURN_NONE;
@@ -510,6 +333,7 @@ static void loader_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     ((loader_object *)self)->is_closed = 1;
     close_unused((loader_object *)self);
+    fstpy_memory_unref(((loader_object *)self)->memory);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }

@@ -95,9 +95,49 @@ static const char *typestr_of(fst_dtype dtype) {
     }
 }
 
+/// "cpu", "cuda:1", "hip:0" or "pinned".
+static PyObject *get_device(PyObject *self, void *closure) {
+    (void)closure;
+    fst_tensor_view view = view_of(self);
+    switch (view.device.kind) {
+    case FST_DEVICE_CUDA: return PyUnicode_FromFormat("cuda:%d", (int)view.device.index);
+    case FST_DEVICE_HIP: return PyUnicode_FromFormat("hip:%d", (int)view.device.index);
+    case FST_DEVICE_PINNED: return PyUnicode_FromString("pinned");
+    default: return PyUnicode_FromString("cpu");
+    }
+}
+
+static int is_far(const fst_tensor_view *view) {
+    return view->device.kind == FST_DEVICE_CUDA || view->device.kind == FST_DEVICE_HIP;
+}
+
+/// False with an AttributeError, which is what protocols look for, when memory is a device's.
+static int is_near(const fst_tensor_view *view) {
+    if (!is_far(view)) return 1;
+    PyErr_SetString(PyExc_AttributeError, "the tensor lies on a device: use DLPack or copy_to()");
+    return 0;
+}
+
+static PyObject *array_interface_of(PyObject *self, const fst_tensor_view *view);
+
+/// The same protocol for memory of a CUDA device (version 3, as numba and cupy read it). Nothing is
+/// queued on any stream any more: stream None.
+static PyObject *get_cuda_interface(PyObject *self, void *closure) {
+    (void)closure;
+    fst_tensor_view view = view_of(self);
+    if (view.device.kind == FST_DEVICE_CUDA) return array_interface_of(self, &view);
+    PyErr_SetString(PyExc_AttributeError, "the tensor does not lie on a CUDA device");
+    return NULL;
+}
+
 static PyObject *get_array_interface(PyObject *self, void *closure) {
     (void)closure;
     fst_tensor_view view = view_of(self);
+    return is_near(&view) ? array_interface_of(self, &view) : NULL;
+}
+
+static PyObject *array_interface_of(PyObject *self, const fst_tensor_view *tensor_view) {
+    fst_tensor_view view = *tensor_view;
     uint64_t bytes[1] = {view.size_bytes};
     int packed = fst_dtype_bits(view.dtype) < 8;
     PyObject *shape = packed ? fstpy_shape(bytes, 1) : fstpy_shape(view.shape, view.rank);
@@ -109,6 +149,23 @@ static PyObject *get_array_interface(PyObject *self, void *closure) {
                          "data", address, PyBool_FromLong(!view.writable), "version", 3);
 }
 
+/// The consumer's stream, checked as the array API standard says. Nothing has to be done about it:
+/// whatever was queued for a tensor is over before it is handed out.
+static int check_stream(const fst_tensor_view *view, PyObject *stream) {
+    if (stream == Py_None) return 1;
+    if (!is_far(view)) {
+        PyErr_SetString(PyExc_BufferError, "a CPU tensor has no stream");
+        return 0;
+    }
+    long long number = PyLong_AsLongLong(stream);
+    if (number == -1 && PyErr_Occurred()) return 0;
+    int is_cuda = view->device.kind == FST_DEVICE_CUDA;
+    // 0 is ambiguous on CUDA; 1 and 2 mean nothing on ROCm.
+    int good = number >= -1 && (is_cuda ? number != 0 : number != 1 && number != 2);
+    if (!good) PyErr_Format(PyExc_ValueError, "%lld is no stream of the device", number);
+    return good;
+}
+
 static PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"stream", "max_version", "dl_device", "copy", "as_bytes", NULL};
     PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
@@ -116,20 +173,20 @@ static PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOp:__dlpack__", names, &stream, &version,
                                      &device, &copy, &as_bytes))
         return NULL;
-    if (stream != Py_None) {
-        PyErr_SetString(PyExc_BufferError, "a CPU tensor has no stream");
-        return NULL;
-    }
-    int major = 0, minor = 0, type = 1, id = 0;
+    fst_tensor_view view = view_of(self);
+    dl_device own = fstpy_dlpack_device(&view);
+    int major = 0, minor = 0, type = own.type, id = own.id;
+    if (!check_stream(&view, stream)) return NULL;
     if (version != Py_None && !PyArg_ParseTuple(version, "ii", &major, &minor)) return NULL;
     if (device != Py_None && !PyArg_ParseTuple(device, "ii", &type, &id)) return NULL;
-    if (type != 1 || copy == Py_True) {
-        PyErr_SetString(PyExc_BufferError, "only an export to the CPU without a copy is possible");
+    if (type != own.type || id != own.id || copy == Py_True) {
+        PyErr_SetString(PyExc_BufferError,
+                        "only an export to where the tensor is, without a copy, is possible");
         return NULL;
     }
     fst_tensor *tensor = ((tensor_object *)self)->tensor;
     if (major >= 1) return fstpy_dlpack_capsule_versioned(fst_tensor_ref(tensor));
-    if (!view_of(self).writable) {
+    if (!view.writable) {
         PyErr_SetString(PyExc_BufferError, "a read-only tensor needs DLPack 1.0");
         return NULL;
     }
@@ -137,9 +194,25 @@ static PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *tensor_dlpack_device(PyObject *self, PyObject *none) {
-    (void)self;
     (void)none;
-    return Py_BuildValue("(ii)", 1, 0);
+    fst_tensor_view view = view_of(self);
+    dl_device device = fstpy_dlpack_device(&view);
+    return Py_BuildValue("(ii)", (int)device.type, (int)device.id);
+}
+
+/// copy_to(address, size): from a device if need be, without the GIL.
+static PyObject *tensor_copy_to(PyObject *self, PyObject *args) {
+    unsigned long long address;
+    Py_ssize_t size;
+    fst_error error;
+    fst_status status;
+    if (!PyArg_ParseTuple(args, "Kn:copy_to", &address, &size)) return NULL;
+    const fst_tensor *tensor = ((tensor_object *)self)->tensor;
+    void *target = (void *)(uintptr_t)address;
+    Py_BEGIN_ALLOW_THREADS status = fst_tensor_read(tensor, target, (size_t)size, &error);
+    Py_END_ALLOW_THREADS if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)),
+                                                                  &error);
+    return Py_NewRef(Py_None);
 }
 
 /// numpy's struct of the same protocol: several times faster to take than the dictionary.
@@ -167,6 +240,7 @@ static void free_array_struct(PyObject *capsule) {
 static PyObject *get_array_struct(PyObject *self, void *closure) {
     (void)closure;
     fst_tensor_view view = view_of(self);
+    if (!is_near(&view)) return NULL;
     const char *type = typestr_of(view.dtype);
     // Sub-byte types are shown as their bytes, in one dimension.
     Py_ssize_t bytes = (Py_ssize_t)view.size_bytes;
@@ -212,6 +286,9 @@ static PyGetSetDef tensor_getset[] = {
     {"nbytes", get_nbytes, NULL, "Size in bytes.", NULL},
     {"data_ptr", get_data_ptr, NULL, "Address of the first byte.", NULL},
     {"writable", get_writable, NULL, "Whether its memory may be written to.", NULL},
+    {"device", get_device, NULL, "Where it lies: \"cpu\", \"cuda:1\", \"hip:0\" or \"pinned\".",
+     NULL},
+    {"__cuda_array_interface__", get_cuda_interface, NULL, "The interface of CUDA arrays.", NULL},
     {"__array_struct__", get_array_struct, NULL, "numpy's array interface as a struct.", NULL},
     {"__array_interface__", get_array_interface, NULL, "numpy's array interface.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -220,7 +297,10 @@ static PyGetSetDef tensor_getset[] = {
 static PyMethodDef tensor_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS,
      "A DLPack capsule that keeps the memory alive by itself."},
-    {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, "(1, 0): the CPU."},
+    {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
+     "(kind, number) as DLPack counts: (1, 0) is the CPU, 2 CUDA, 10 ROCm."},
+    {"copy_to", tensor_copy_to, METH_VARARGS,
+     "copy_to(address, size): copies all of the bytes to memory of the processors."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -45,14 +45,15 @@ static void release_foreign(fsti_buffer *buffer) {
 }
 
 fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_bytes,
-                               fsti_buffer **out, fst_error *error) {
-    void *data = allocator->allocate(allocator->context, size_bytes, FSTI_BUFFER_ALIGNMENT);
+                               fsti_device *device, fsti_buffer **out, fst_error *error) {
+    // What drivers' allocators promise; without direct reads nothing wants more.
+    uint32_t alignment = device != NULL ? FSTI_DEVICE_ALIGNMENT : FSTI_BUFFER_ALIGNMENT;
+    void *data = allocator->allocate(allocator->context, size_bytes, alignment);
     if (data == NULL) return fsti_error_memory(error, size_bytes);
     fst_status status = FST_OK;
-    if ((uintptr_t)data % FSTI_BUFFER_ALIGNMENT != 0)
+    if ((uintptr_t)data % alignment != 0)
         status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                "the allocator's memory is not aligned to %u bytes",
-                                FSTI_BUFFER_ALIGNMENT);
+                                "the allocator's memory is not aligned to %u bytes", alignment);
     else
         status = fsti_buffer_wrap(data, size_bytes, release_foreign, out, error);
     if (status != FST_OK) {
@@ -60,5 +61,6 @@ fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_byt
         return status;
     }
     (*out)->allocator = *allocator;
+    (*out)->device = device;
     return FST_OK;
 }

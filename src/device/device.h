@@ -11,6 +11,7 @@
 /// gives them: a fault then makes 2 MiB, and a 1 MiB request to the disk is one segment.
 #define FSTI_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 #define FSTI_BUFFER_ALIGNMENT 4096u
+#define FSTI_DEVICE_ALIGNMENT 256u
 
 /// A GPU that was opened; NULL stands for the processors. Never closed.
 typedef struct fsti_device fsti_device;
@@ -31,9 +32,9 @@ struct fsti_buffer {
 
 /// Memory of our own, aligned to FSTI_BUFFER_ALIGNMENT; a kept arena if one fits.
 fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error);
-/// Memory from the caller's allocator (copied).
+/// Memory from the caller's allocator (copied): of the processors, or of `device`.
 fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_bytes,
-                               fsti_buffer **out, fst_error *error);
+                               fsti_device *device, fsti_buffer **out, fst_error *error);
 /// Takes over `data` of any origin; `release` gives it back. On failure it is not taken.
 fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fsti_buffer *buffer),
                             fsti_buffer **out, fst_error *error);

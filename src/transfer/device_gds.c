@@ -62,6 +62,9 @@ bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk) {
     if (pipeline->reads_far == NULL || !extent->linear) return false;
     if (pipeline->chunks[chunk].kind == KIND_RESIDENT && pipeline->job.gds != FST_GDS_STRICT)
         return false; // the page cache is nearer
+    // Memory of the caller's may lie anywhere; the buffer's own keeps step with the file's pages.
+    const char *data = pipeline->batches[extent->batch].buffer->data;
+    if ((uintptr_t)data % FSTI_IO_PAGE_BYTES != 0) return false;
     return atomic_load_explicit(&pipeline->reads_far[extent->file], memory_order_relaxed);
 }
 
@@ -73,12 +76,23 @@ static char *far_place(const fsti_pipeline *pipeline, uint32_t chunk, uint64_t o
            (offset - extent->begin);
 }
 
-/// Reads [begin, end), whole pages; returns what was read of it.
+/// The whole pages of a chunk.
+typedef struct page_range {
+    uint64_t begin, end;
+} page_range;
+
+static page_range whole_pages(const fsti_plan_chunk *chunk) {
+    return (page_range){fsti_align_up(chunk->begin, FSTI_IO_PAGE_BYTES),
+                        fsti_align_down(chunk->end, FSTI_IO_PAGE_BYTES)};
+}
+
+/// Reads them; returns how much of them was read.
 static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
-                           uint64_t begin, uint64_t end, worker_counts *counts) {
+                           worker_counts *counts) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
-    uint64_t at = begin;
+    page_range pages = whole_pages(&plan->chunks[chunk]);
+    uint64_t at = pages.begin, end = pages.end;
     while (at < end && !atomic_load(&pipeline->stop)) {
         fsti_io_op op = {.file = pipeline->job.files[extent->file],
                          .offset = at,
@@ -94,16 +108,17 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
         at += at + got >= end ? end - at : fsti_align_down(got, FSTI_IO_PAGE_BYTES);
         if (got < FSTI_IO_PAGE_BYTES) break;
     }
-    return at - begin;
+    return at - pages.begin;
 }
 
 /// Reads the bytes beside the pages into the slot and sends them.
-static fst_status send_edges(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end,
-                             worker_counts *counts, fst_error *error) {
+static fst_status send_edges(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                             fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_chunk *range = &plan->chunks[chunk];
     const fsti_plan_extent *extent = &plan->extents[range->extent];
-    const uint64_t edges[2][2] = {{range->begin, begin}, {end, range->end}};
+    page_range pages = whole_pages(range);
+    const uint64_t edges[2][2] = {{range->begin, pages.begin}, {pages.end, range->end}};
     fsti_ring_parcel parcel = {.copy_count = 0};
     char *data = fsti_device_lane_data(pipeline, chunk);
     for (size_t i = 0; i < 2; i++) {
@@ -131,11 +146,11 @@ fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_chunk *range = &plan->chunks[chunk];
     const fsti_plan_extent *extent = &plan->extents[range->extent];
-    uint64_t begin = fsti_align_up(range->begin, FSTI_IO_PAGE_BYTES);
-    uint64_t end = fsti_align_down(range->end, FSTI_IO_PAGE_BYTES);
+    page_range pages = whole_pages(range);
+    uint64_t begin = pages.begin, end = pages.end;
     *done = false;
     if (begin >= end) return FST_OK; // less than a page
-    uint64_t got = read_pages(pipeline, chunk, engine_lane, begin, end, counts);
+    uint64_t got = read_pages(pipeline, chunk, engine_lane, counts);
     if (atomic_load(&pipeline->stop)) return FST_OK;
     if (got < end - begin) {
         FST_TRY(fsti_pipeline_check_file(pipeline, extent, begin + got, error));
@@ -158,5 +173,5 @@ fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *
         fsti_pipeline_finish(pipeline, chunk, counts);
         return FST_OK;
     }
-    return send_edges(pipeline, chunk, begin, end, counts, error);
+    return send_edges(pipeline, chunk, counts, error);
 }

@@ -23,19 +23,13 @@ static void classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     }
 }
 
-static fst_status make_foreign(const fsti_pipeline *pipeline, uint64_t size_bytes,
-                               fsti_buffer **out, fst_error *error) {
-    FST_TRY(fsti_buffer_foreign(pipeline->job.allocator, size_bytes, out, error));
-    (*out)->device = pipeline->job.device;
-    return FST_OK;
-}
-
 static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                               fsti_buffer **out, fst_error *error) {
     *out = NULL;
     if (batch->buffer_bytes == 0 || pipeline->job.mappings != NULL) return FST_OK;
     if (pipeline->job.allocator != NULL)
-        return make_foreign(pipeline, batch->buffer_bytes, out, error);
+        return fsti_buffer_foreign(pipeline->job.allocator, batch->buffer_bytes,
+                                   pipeline->job.device, out, error);
     if (pipeline->job.locks_memory)
         return fsti_buffer_registered(pipeline->job.device, batch->buffer_bytes, out, error);
     if (pipeline->job.device != NULL)

@@ -24,6 +24,7 @@ class CoreCopier(CopierInterface):
         """Keep what is to be read."""
         self._metadata = metadata
         self._framework = framework
+        self._options = framework.load_options(device, "auto")
         self._names: list[str] | None = None
 
     def set_chunk(
@@ -35,7 +36,8 @@ class CoreCopier(CopierInterface):
     def submit_io(self, use_buf_register: bool, max_copy_block_size: int) -> Any:
         """Begin to read in the background."""
         names = list(self._metadata.tensors) if self._names is None else self._names
-        return self._metadata.model.load(names, mode="load", order="file") if names else None
+        options = {"mode": "load", "order": "file", **self._options}
+        return self._metadata.model.load(names, **options) if names else None
 
     def wait_io(
         self, gbuf: Any, dtype: DType = DType.AUTO, noalign: bool = False, owner: Any = None

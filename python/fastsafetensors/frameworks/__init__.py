@@ -152,6 +152,11 @@ class FrameworkOpBase(ABC):
     def wrap(self, tensor: Any) -> TensorBase:
         """Make a tensor of one of ours, on its memory."""
 
+    def load_options(self, device: Device, gds: str) -> dict[str, Any]:
+        """Options of Model.load() that bring tensors to a device; {}: to the CPU, from where they
+        are moved. gds: "auto", "off" or "strict"."""
+        return {}
+
     @abstractmethod
     def wrap_tensor(self, tensor: Any) -> TensorBase:
         """Wrap one of the framework's own."""

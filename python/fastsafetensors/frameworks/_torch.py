@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._core import live_buffers
+from .._gpu import load_options
 from .._torch_state import TORCH_NAMES
 from ..common import SingleGroup
 from ..st_types import Device, DType
@@ -124,6 +125,11 @@ class TorchProcessGroup(ProcessGroupBase):
         self._count, self._number = int(pg.size()), int(pg.rank())
         nccl = "nccl" in str(dist.get_backend(pg))
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else _HOST
+
+    @property
+    def bytes_device(self) -> torch.device:
+        """Where the backend takes bytes from: a GPU for NCCL, else the CPU."""
+        return self._device
 
     def size(self) -> int:
         """Return the number of ranks."""
@@ -259,7 +265,8 @@ class TorchOp(FrameworkOpBase):
 
     def wrap(self, tensor: Any) -> TorchTensor:
         """Make a torch tensor on the memory of one of ours."""
-        return TorchTensor(_CPU, DType(tensor.dtype), wrap_core(tensor))
+        raw = wrap_core(tensor)
+        return TorchTensor(Device.of(raw.device), DType(tensor.dtype), raw)
 
     def make(self, loader: Any, index: int) -> torch.Tensor:
         """Make a torch tensor of item `index` of a load."""
@@ -267,7 +274,12 @@ class TorchOp(FrameworkOpBase):
 
     def adopt(self, raw: torch.Tensor, dtype: DType) -> TorchTensor:
         """Wrap a tensor of make()."""
-        return TorchTensor(_CPU, dtype, raw)
+        where = _CPU if raw.device == _HOST else Device.of(raw.device)
+        return TorchTensor(where, dtype, raw)
+
+    def load_options(self, device: Device, gds: str) -> dict[str, Any]:
+        """Options of Model.load() for a device."""
+        return load_options(device.as_str(), gds)
 
     def wrap_tensor(self, tensor: torch.Tensor) -> TorchTensor:
         """Wrap a torch tensor."""
@@ -308,11 +320,14 @@ class TorchOp(FrameworkOpBase):
         for size in sizes:
             begins.append(total)
             total += -(-size // 16) * 16  # every dtype is aligned
-        buffer = torch.empty(total, dtype=torch.uint8)
+        # Where the group's backend takes bytes: on the GPU for NCCL.
+        near = getattr(pg, "bytes_device", _HOST)
+        buffer = torch.empty(total, dtype=torch.uint8, device=near)
         for begin, tensor in zip(begins, owned or [], strict=False):
             if tensor.get_nbytes():
                 buffer[begin : begin + tensor.get_nbytes()] = _bytes(tensor.contiguous())
-        wait = pg.begin_broadcast(TorchTensor(_CPU, DType.U8, buffer), src) if total else None
+        where = Device.of(buffer.device)
+        wait = pg.begin_broadcast(TorchTensor(where, DType.U8, buffer), src) if total else None
 
         def finish() -> list[TensorBase]:
             if wait is not None:
@@ -323,7 +338,7 @@ class TorchOp(FrameworkOpBase):
                 if frame.dtype is DType.F4 and shape:
                     shape[-1] //= 2
                 flat = buffer[begin : begin + size].view(dtype_convert[frame.dtype])
-                result.append(TorchTensor(_CPU, frame.dtype, flat.reshape(shape)))
+                result.append(TorchTensor(where, frame.dtype, flat.reshape(shape)))
             return result
 
         return finish

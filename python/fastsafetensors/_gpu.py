@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads of torch tensors to a GPU: what a device of torch's is to the C library."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+_told: set[str] = set()
+# torch's "cuda" is ROCm's GPU where torch was built for that; paddle says "gpu".
+_NAMES = ("cuda", "gpu")
+_UNIFIED = {"1": "on", "0": "off"}
+
+
+def gpu_kind() -> str:
+    """Return "cuda" or "hip": what torch's "cuda" means; "" where torch can't use any."""
+    if not torch.cuda.is_available():
+        return ""
+    return "hip" if getattr(torch.version, "hip", None) else "cuda"
+
+
+def gpu_index(device: Any) -> int:
+    """Return the number of a GPU; the current one where the name gives none."""
+    if isinstance(device, int):
+        return device
+    number = str(device).partition(":")[2]
+    return int(number) if number else int(torch.cuda.current_device())
+
+
+def is_gpu(device: Any) -> bool:
+    """Tell whether a device (a str, int or torch.device) is a GPU that loads can go to."""
+    return isinstance(device, int) or str(device).partition(":")[0] in _NAMES
+
+
+def load_options(device: Any, gds: str = "auto") -> dict[str, Any]:
+    """Options of Model.load() for a device; {} for the CPU and for what only torch can reach."""
+    if not is_gpu(device) or not gpu_kind():
+        return {}
+    unified = _UNIFIED.get(os.environ.get("FASTSAFETENSORS_UNIFIED_MEM", ""), "auto")
+    return {
+        "device": f"{gpu_kind()}:{gpu_index(device)}", "gds": gds, "unified": unified,
+        "mode": "load",
+    }
+
+
+def stream_of(device: Any) -> int:
+    """Return the handle of torch's current stream: for loads into memory that it may still use."""
+    stream = int(torch.cuda.current_stream(device).cuda_stream)
+    return stream or 1  # the default stream, which CUDA calls 1 as well
+
+
+def torch_memory(device: Any) -> dict[str, Any]:
+    """Options for memory from torch's caching allocator; freed there with the last tensor."""
+    stream = torch.cuda.current_stream(device)
+
+    def allocate(size_bytes: int) -> Any:
+        with torch.cuda.stream(stream):  # also in a thread of the load
+            return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+    return {"allocator": allocate, "stream": stream_of(device)}
+
+
+def retrying(load: Callable[[], _T]) -> _T:
+    """Load once more without what torch keeps unused, when the device's memory is full."""
+    try:
+        return load()
+    except MemoryError as error:
+        if "device memory" not in str(error):
+            raise
+        _logger.info("%s: giving back what torch keeps", error)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return load()
+
+
+def tell_gds(reason: str) -> None:
+    """Say once for each reason that files are not read straight to the GPU, and why."""
+    _, found, why = reason.partition("gds: ")
+    if found and why not in _told and "switched off" not in why and "straight to" not in why:
+        _told.add(why)
+        _logger.info("GPUDirect Storage is not used: %s", why)

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Requests of loads, from Python's arguments to the options of the C library.
+#include "load_request.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/// The numbers of a slice's begin or end into `target`; false with an exception.
+static int read_numbers(PyObject *sequence, uint64_t *target, uint32_t rank) {
+    if (PySequence_Size(sequence) != (Py_ssize_t)rank) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a slice needs a number for every dimension");
+        return 0;
+    }
+    for (uint32_t i = 0; i < rank; i++) {
+        PyObject *number = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        target[i] = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+/// Fills an item by name. *rank: of the tensor.
+static int find_item(module_state *state, const fst_model *model, PyObject *name,
+                     fst_request_item *item, uint32_t *rank) {
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &size);
+    if (text == NULL) return 0;
+    fst_error error;
+    fst_tensor_info info;
+    if (fst_model_find(model, text, (size_t)size, &item->tensor_index, &error) != FST_OK ||
+        fst_model_tensor_info(model, item->tensor_index, &info, &error) != FST_OK) {
+        fstpy_raise(state, &error);
+        return 0;
+    }
+    *rank = info.rank;
+    return 1;
+}
+
+static int reserve_numbers(load_request *request, size_t count) {
+    if (request->number_count + count <= request->number_capacity) return 1;
+    size_t capacity = 2 * (request->number_capacity + count);
+    uint64_t *grown = PyMem_Realloc(request->numbers, capacity * sizeof *grown);
+    if (grown == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    request->numbers = grown;
+    request->number_capacity = capacity;
+    return 1;
+}
+
+/// (name, address, bytes): memory of the caller's, for the whole tensor.
+static int read_destination(module_state *state, const fst_model *model, PyObject *object,
+                            fst_request_item *item) {
+    PyObject *name;
+    unsigned long long address;
+    Py_ssize_t size;
+    uint32_t rank;
+    if (!PyArg_ParseTuple(object, "UKn", &name, &address, &size)) return 0;
+    if (address == 0 || size < 0) {
+        PyErr_SetString(PyExc_ValueError, "a destination needs an address and a size");
+        return 0;
+    }
+    item->destination = (void *)(uintptr_t)address;
+    item->destination_bytes = (size_t)size;
+    return find_item(state, model, name, item, &rank);
+}
+
+static int is_destination(PyObject *object) {
+    PyObject *second =
+        PyTuple_Check(object) && PyTuple_Size(object) == 3 ? PyTuple_GetItem(object, 1) : NULL;
+    return second != NULL && PyLong_Check(second);
+}
+
+/// One item: a name, (name, begin, end) or (name, address, bytes). Slices are kept as places in
+/// `numbers`, which may still move: link_slices() makes pointers of them.
+static int read_item(module_state *state, const fst_model *model, PyObject *object,
+                     load_request *request, fst_request_item *item) {
+    uint32_t rank;
+    if (PyUnicode_Check(object)) return find_item(state, model, object, item, &rank);
+    PyObject *name, *begin, *end;
+    if (is_destination(object)) return read_destination(state, model, object, item);
+    if (!PyArg_ParseTuple(object, "UOO", &name, &begin, &end) ||
+        !find_item(state, model, name, item, &rank) ||
+        !reserve_numbers(request, 2 * (size_t)rank + 1))
+        return 0;
+    uint64_t *numbers = request->numbers + request->number_count;
+    if (!read_numbers(begin, numbers, rank) || !read_numbers(end, numbers + rank, rank)) return 0;
+    item->slice_begin = (const uint64_t *)(uintptr_t)(request->number_count + 1);
+    item->slice_end = (const uint64_t *)(uintptr_t)(request->number_count + 1 + rank);
+    request->number_count += 2 * (size_t)rank + 1;
+    return 1;
+}
+
+static void link_slices(load_request *request, size_t item_count) {
+    for (size_t i = 0; i < item_count; i++) {
+        fst_request_item *item = &request->items[i];
+        if (item->slice_begin == NULL) continue;
+        item->slice_begin = request->numbers + (uintptr_t)item->slice_begin - 1;
+        item->slice_end = request->numbers + (uintptr_t)item->slice_end - 1;
+    }
+}
+
+static int read_items(module_state *state, const fst_model *model, PyObject *sequence,
+                      load_request *request, fst_load_options *options) {
+    if (sequence == Py_None) return 1;
+    Py_ssize_t count = PySequence_Size(sequence);
+    if (count < 0) return 0;
+    request->items = PyMem_Calloc((size_t)count + 1, sizeof *request->items);
+    if (request->items == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = PySequence_GetItem(sequence, i);
+        int good = object != NULL && read_item(state, model, object, request, &request->items[i]);
+        Py_XDECREF(object);
+        if (!good) return 0;
+    }
+    link_slices(request, (size_t)count);
+    options->items = request->items;
+    options->item_count = (size_t)count;
+    return 1;
+}
+
+static int find_word(const char *word, const char *const *words, int count, const char *what) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
+    return -1;
+}
+
+/// The words of a request, as they come from Python.
+typedef struct request_words {
+    const char *mode, *engine, *order, *ring, *numa, *dtype, *device, *gds, *unified;
+} request_words;
+
+/// What may be said in one place.
+typedef struct word_list {
+    const char *what;
+    const char *const *words;
+    int count;
+} word_list;
+
+static int read_words(const request_words *words, fst_load_options *options) {
+    static const char *const modes[] = {"auto", "load", "map"};
+    static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
+    static const char *const orders[] = {"file", "request"};
+    static const char *const rings[] = {"auto", "place", "slots"};
+    static const char *const numas[] = {"default", "local", "interleave"};
+    static const char *const gds_ways[] = {"auto", "off", "strict"};
+    static const char *const unified[] = {"auto", "on", "off"};
+    static const word_list lists[] = {
+        {"mode", modes, FST_MODE_COUNT},        {"engine", engines, FST_ENGINE_GDS},
+        {"order", orders, FST_ORDER_COUNT},     {"ring", rings, FST_RING_COUNT},
+        {"numa policy", numas, FST_NUMA_COUNT}, {"gds", gds_ways, FST_GDS_COUNT},
+        {"unified", unified, FST_UNIFIED_COUNT}};
+    const char *given[] = {words->mode, words->engine, words->order,  words->ring,
+                           words->numa, words->gds,    words->unified};
+    int numbers[7];
+    for (int i = 0; i < 7; i++) {
+        numbers[i] = find_word(given[i], lists[i].words, lists[i].count, lists[i].what);
+        if (numbers[i] < 0) return 0;
+    }
+    options->mode = (fst_load_mode)numbers[0];
+    options->engine = (fst_engine)numbers[1];
+    options->order = (fst_order)numbers[2];
+    options->ring = (fst_ring)numbers[3];
+    options->numa = (fst_numa)numbers[4];
+    options->gds = (fst_gds)numbers[5];
+    options->unified = (fst_unified)numbers[6];
+    return 1;
+}
+
+static int read_dtype(const char *name, fst_load_options *options) {
+    if (name == NULL) return 1;
+    options->convert = 1;
+    for (int i = 0; i < FST_DTYPE_COUNT; i++) {
+        options->dtype = (fst_dtype)i;
+        if (strcmp(name, fst_dtype_name(options->dtype)) == 0) return 1;
+    }
+    PyErr_Format(PyExc_ValueError, "unknown dtype '%s'", name);
+    return 0;
+}
+
+// ---- memory of the caller's ----
+
+/// What allocate() keeps alive until the load and its tensors are gone. It is shared by the
+/// buffers of a load, each of which holds a reference.
+typedef struct caller_buffer {
+    PyObject *owner;
+    void *address;
+    struct caller_buffer *next;
+} caller_buffer;
+
+struct caller_memory {
+    PyObject *allocate; ///< callable(size in bytes) -> object with data_ptr()
+    caller_buffer *buffers;
+    size_t count; ///< buffers, and 1 for the request or its load
+};
+
+void fstpy_memory_unref(caller_memory *memory) {
+    if (memory == NULL || --memory->count > 0) return;
+    Py_DECREF(memory->allocate);
+    free(memory);
+}
+
+static void *find_address(PyObject *owner) {
+    PyObject *number = PyObject_CallMethod(owner, "data_ptr", NULL);
+    void *address = number == NULL ? NULL : PyLong_AsVoidPtr(number);
+    Py_XDECREF(number);
+    return address;
+}
+
+static void *allocate_memory(void *context, size_t size_bytes, size_t alignment) {
+    (void)alignment; // checked by the library
+    caller_memory *memory = context;
+    caller_buffer *buffer = calloc(1, sizeof *buffer);
+    PyGILState_STATE gil = PyGILState_Ensure();
+    void *address = NULL;
+    if (buffer != NULL)
+        buffer->owner = PyObject_CallFunction(memory->allocate, "n", (Py_ssize_t)size_bytes);
+    if (buffer != NULL && buffer->owner != NULL) address = find_address(buffer->owner);
+    if (address != NULL) {
+        buffer->address = address;
+        buffer->next = memory->buffers;
+        memory->buffers = buffer;
+        memory->count++;
+    } else {
+        // The load ends with an error; what Python said is told on the way.
+        if (PyErr_Occurred()) PyErr_WriteUnraisable(memory->allocate);
+        if (buffer != NULL) Py_XDECREF(buffer->owner);
+        free(buffer);
+    }
+    PyGILState_Release(gil);
+    return address;
+}
+
+static void release_memory(void *context, void *pointer, size_t size_bytes) {
+    (void)size_bytes;
+    caller_memory *memory = context;
+    if (!Py_IsInitialized()) return; // the process ends
+    PyGILState_STATE gil = PyGILState_Ensure();
+    for (caller_buffer **place = &memory->buffers; *place != NULL; place = &(*place)->next) {
+        caller_buffer *buffer = *place;
+        if (buffer->address != pointer) continue;
+        *place = buffer->next;
+        Py_DECREF(buffer->owner);
+        free(buffer);
+        fstpy_memory_unref(memory);
+        break;
+    }
+    PyGILState_Release(gil);
+}
+
+static int take_allocator(PyObject *callable, load_request *request) {
+    if (callable == Py_None) return 1;
+    if (!PyCallable_Check(callable)) {
+        PyErr_SetString(PyExc_TypeError, "allocator must be callable");
+        return 0;
+    }
+    caller_memory *memory = calloc(1, sizeof *memory);
+    if (memory == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    memory->allocate = Py_NewRef(callable);
+    memory->count = 1;
+    request->memory = memory;
+    request->allocator = (fst_allocator){memory, allocate_memory, release_memory};
+    request->options.allocator = &request->allocator;
+    return 1;
+}
+
+static int read_device(const char *name, fst_load_options *options) {
+    fst_error error;
+    if (fst_device_parse(name, &options->device, &error) == FST_OK) return 1;
+    PyErr_SetString(PyExc_ValueError, error.message);
+    return 0;
+}
+
+int fstpy_request_read(module_state *state, const fst_model *model, PyObject *args,
+                       PyObject *kwargs, load_request *request) {
+    static char *names[] = {"items",     "mode",     "engine", "threads",   "order", "budget",
+                            "read_only", "populate", "dtype",  "ring",      "numa",  "device",
+                            "gds",       "unified",  "stream", "allocator", NULL};
+    PyObject *items = Py_None, *allocator = Py_None;
+    request_words words = {.mode = "auto",
+                           .engine = "auto",
+                           .order = "file",
+                           .ring = "auto",
+                           .numa = "default",
+                           .device = "cpu",
+                           .gds = "auto",
+                           .unified = "auto"};
+    long long budget = 0;
+    unsigned long long stream = 0;
+    int threads = 0;
+    *request = (load_request){.options = {.struct_size = sizeof request->options}};
+    fst_load_options *options = &request->options;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKO:load", names, &items,
+                                     &words.mode, &words.engine, &threads, &words.order, &budget,
+                                     &options->map_read_only, &options->map_populate, &words.dtype,
+                                     &words.ring, &words.numa, &words.device, &words.gds,
+                                     &words.unified, &stream, &allocator))
+        return 0;
+    // The integer formats without a sign would take -1 for the largest number.
+    if (threads < 0 || budget < 0) {
+        PyErr_SetString(PyExc_ValueError, "threads and budget must not be negative");
+        return 0;
+    }
+    options->thread_count = (uint32_t)threads;
+    options->budget_bytes = (uint64_t)budget;
+    options->stream = (uintptr_t)stream;
+    return read_words(&words, options) && read_dtype(words.dtype, options) &&
+           read_device(words.device, options) && take_allocator(allocator, request) &&
+           read_items(state, model, items, request, options);
+}
+
+void fstpy_request_clear(load_request *request) {
+    PyMem_Free(request->items);
+    PyMem_Free(request->numbers);
+    fstpy_memory_unref(request->memory);
+}

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads to GPUs from Python, by stand-ins for the drivers."""
+
+import pytest
+from conftest import sample_tensors
+from fake_gpu import run
+
+from fastsafetensors.torch import save_file
+
+
+@pytest.fixture
+def sample(torch, tmp_path):
+    """A file with a tensor of every dtype, and a larger one."""
+    tensors = {**sample_tensors(torch), "large": torch.arange(3_000_000, dtype=torch.float32)}
+    path = tmp_path / "sample.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+def test_tensors_know_where_they_are(sample):
+    """Device, DLPack, streams, interfaces and copies of tensors on a GPU."""
+    run("""
+    import fastsafetensors._core as core
+    model = core.Model(path)
+    for kind, number in (("cuda", 2), ("hip", 10)):
+        loader = model.load(["large"], device=f"{kind}:1")
+        tensor = next(loader)
+        assert tensor.device == f"{kind}:1" and tensor.__dlpack_device__() == (number, 1)
+        good, bad = ((None, -1, 1, 2, 4096), (0, -2)) if kind == "cuda" else ((None, -1, 0), (1, 2))
+        for stream in good:
+            tensor.__dlpack__(stream=stream)
+        for stream in bad:
+            try:
+                tensor.__dlpack__(stream=stream)
+            except ValueError as error:
+                assert "stream" in str(error)
+            else:
+                raise AssertionError(stream)
+        tensor.__dlpack__(stream=-1, max_version=(1, 0), dl_device=(number, 1))
+        for wrong in (dict(dl_device=(1, 0)), dict(copy=True)):
+            try:
+                tensor.__dlpack__(**wrong)
+            except BufferError:
+                continue
+            raise AssertionError(wrong)
+        assert not hasattr(tensor, "__array_interface__")
+        assert not hasattr(tensor, "__array_struct__")
+        assert hasattr(tensor, "__cuda_array_interface__") == (kind == "cuda")
+        copy = ctypes.create_string_buffer(tensor.nbytes)
+        tensor.copy_to(ctypes.addressof(copy), tensor.nbytes)
+        assert copy.raw == ctypes.string_at(tensor.data_ptr, tensor.nbytes)
+        assert copy.raw[4:12] == b"\\0\\0\\x80?\\0\\0\\0@"
+        try:
+            tensor.copy_to(ctypes.addressof(copy), 3)
+        except ValueError:
+            pass
+        else:
+            raise AssertionError
+        stats = loader.stats()
+        assert stats["device_bytes"] == 12_000_000 and "copied to the device" in stats["reason"]
+        loader.close()
+    pinned = next(model.load(["large"], device="pinned"))
+    assert pinned.device == "pinned" and pinned.__dlpack_device__() == (1, 0)
+    assert fake_gpu.count("locked_bytes") >= pinned.nbytes
+    interface = next(model.load(["large"], device="cuda")).__cuda_array_interface__
+    assert interface["version"] == 3 and interface["shape"] == (3000000,)
+    """, sample)
+
+
+def test_memory_of_the_callers(sample):
+    """A callable gives memory; it goes with the last tensor, and failures are errors."""
+    run("""
+    import fastsafetensors._core as core
+    model = core.Model(path)
+    driver = fake_gpu.library()
+    alive = []
+
+    class Memory:
+        def __init__(self, size):
+            context = ctypes.c_void_p()
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+            driver.cuCtxPushCurrent_v2(context)
+            self.address = ctypes.c_uint64()
+            assert driver.cuMemAlloc_v2(ctypes.byref(self.address), ctypes.c_size_t(size)) == 0
+            driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+            alive.append(size)
+        def data_ptr(self):
+            return self.address.value
+        def __del__(self):
+            alive.pop()
+
+    for budget in (0, 16 << 20):
+        loader = model.load(device="cuda:0", allocator=Memory, stream=1, budget=budget)
+        tensors = list(loader)
+        assert len(alive) >= 1 and loader.stats()["device_bytes"] > 12_000_000
+        loader.close()
+        assert len(alive) >= 1
+        large = [t for t in tensors if t.name == "large"]
+        tensors.clear()
+        assert ctypes.string_at(large[0].data_ptr + 4, 4) == b"\\0\\0\\x80?"
+        large.clear()
+        gc.collect()
+        assert not alive, alive
+
+    def refuse(size):
+        raise ValueError("no memory from me")
+
+    noted = []
+    sys.unraisablehook = noted.append
+    for broken in (refuse, lambda size: object(), lambda size: None):
+        try:
+            model.load(device="cuda:0", allocator=broken)
+        except MemoryError:
+            continue
+        raise AssertionError
+    assert len(noted) == 3
+    try:
+        model.load(device="cuda:0", allocator=3)
+    except TypeError:
+        pass
+    assert core.live_buffers() == (0, 0)
+    """, sample)
+
+
+@pytest.mark.parametrize("hip", [False, True])
+def test_torch_fronts_load_there(sample, hip):
+    """load_file, safe_open, the helpers and prefetch load to the GPU by themselves."""
+    run(f"""
+    torch = fake_gpu.give_torch_a_gpu({hip})
+    import fastsafetensors
+    import fastsafetensors._core as core
+    from fastsafetensors.fast_loading import load_safetensors, load_safetensors_mmap
+    from fastsafetensors.torch import load_file
+    kind = 10 if {hip} else 2
+    expected = load_file(path)
+    def check(tensors, number):
+        assert tensors and fake_gpu.taken and set(fake_gpu.taken) == {{(kind, number)}}
+        fake_gpu.taken.clear()
+        for name, tensor in tensors.items():
+            same = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+            mine = expected[name].reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+            assert tensor.shape == expected[name].shape and torch.equal(same, mine), name
+    fake_gpu.taken.clear()
+    check(load_file(path, "cuda:0"), 0)
+    check(load_file(path, "cuda"), 1)          # torch's current one
+    check(load_file(path, 1, mode="map"), 1)
+    check(load_file(path, torch.device("cuda", 0)), 0)
+    check(load_safetensors(path, device="cuda:1"), 1)
+    check(load_safetensors_mmap(path, ["large"], device="cuda:0"), 0)
+    with fastsafetensors.safe_open(path, "pt", device="cuda:1") as f:
+        check({{name: f.get_tensor(name) for name in f.keys()}}, 1)
+        check(f.get_tensors(), 1)
+        assert torch.equal(f.get_slice("large")[5:9], expected["large"][5:9])
+        with f.prefetch({{"large": slice(2, 7)}}, device="cuda:0") as p:
+            assert torch.equal(p.take("large"), expected["large"][2:7])
+    half = load_file(path, "cuda:0", dtype="F16")["large"]
+    assert half.dtype is torch.float16 and half[3] == 3
+    del half, f, p, expected
+    gc.collect()
+    assert core.live_buffers() == (0, 0)
+    assert 0 < core.pinned_bytes() <= 2 * 65 << 20
+    core.trim()
+    assert core.pinned_bytes() == 0
+    for name in ("allocations", "streams", "events", "locked_bytes"):
+        assert fake_gpu.count(name, "libamdhip64.so" if {hip} else "libcuda.so.1") == 0, name
+    """, sample)
+
+
+def test_earlier_loaders_load_there(sample):
+    """The 0.5-style loaders: single files and batches, nogds and strict."""
+    run("""
+    torch = fake_gpu.give_torch_a_gpu()
+    import fastsafetensors as f
+    from fastsafetensors.torch import load_file
+    expected = load_file(path)["large"]
+    def check(get):
+        fake_gpu.taken.clear()
+        assert torch.equal(get(), expected) and set(fake_gpu.taken) == {(2, 1)}
+    def one():
+        loader = f.SafeTensorsFileLoader(f.SingleGroup(), torch.device("cuda:1"), nogds=True)
+        loader.add_filenames({0: [path]})
+        buffer = loader.copy_files_to_device()
+        tensor = buffer.get_tensor("large")
+        buffer.close(), loader.close()
+        return tensor
+    check(one)
+    def opened():
+        with f.fastsafe_open([path], device="cuda:1", nogds=True) as g:
+            return g.get_tensor("large").clone()
+    check(opened)
+    def batches():
+        loader = f.ParallelLoader(f.SingleGroup(), [path], device="cuda:1", use_tqdm_on_load=False)
+        found = {name: tensor.clone() for name, tensor in loader.iterate_weights()}
+        loader.close()
+        return found["large"]
+    check(batches)
+    loader = f.SafeTensorsFileLoader(f.SingleGroup(), "cuda:1", strict=True)
+    loader.add_filenames({0: [path]})
+    os.environ["FAKE_GDS_MODE"] = "1"
+    try:
+        loader.copy_files_to_device()
+    except RuntimeError as error:
+        assert "gds" in str(error), error
+    else:
+        raise AssertionError
+    try:
+        f.SafeTensorsFileLoader(f.SingleGroup(), "cuda:1", strict=True, nogds=True)
+    except ValueError:
+        pass
+    else:
+        raise AssertionError
+    """, sample, FAKE_GDS_MODE="1")
+
+
+def test_full_device_gives_back_what_torch_keeps(sample):
+    """A full device is a MemoryError that says what is needed, after one more try."""
+    run("""
+    torch = fake_gpu.give_torch_a_gpu()
+    from fastsafetensors.torch import load_file
+    fake_gpu.taken.clear()
+    try:
+        load_file(path, "cuda:0")
+    except MemoryError as error:
+        assert "bytes needed" in str(error) and "cuda:0" in str(error), error
+    else:
+        raise AssertionError
+    assert fake_gpu.taken == ["emptied"]
+    """, sample, FAKE_GPU_MEMORY="4000000")
+
+
+def test_devices_that_are_not_there(sample):
+    """No driver, no such device, after a fork: errors that say so."""
+    run("""
+    import fastsafetensors._core as core
+    model = core.Model(path)
+    assert core.device_count("cuda") == 0
+    try:
+        model.load(device="cuda:0")
+    except RuntimeError as error:
+        assert "no driver" in str(error), error
+    else:
+        raise AssertionError
+    """, sample, LD_LIBRARY_PATH="/nonexistent")
+    run("""
+    import fastsafetensors._core as core
+    model = core.Model(path)
+    info = core.device_info("cuda:1")
+    assert info["name"] == "Fake GPU 1" and info["converts"] and core.device_count("cuda") == 2
+    for device, words in (("cuda:2", "does not exist"), ("tpu", "unknown device")):
+        try:
+            model.load(device=device)
+        except ValueError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError
+    names = [row[0] for row in core.engines(path)]
+    assert names[-4:] == ["cuda", "cufile", "hip", "hipfile"], names
+    tensors = list(model.load(device="cuda:0"))
+    child = os.fork()
+    if child == 0:
+        try:
+            model.load(device="cuda:0")
+        except RuntimeError as error:
+            tensors.clear()
+            os._exit(0 if "fork" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    """, sample)
+
+
+def test_pinned_and_torch_memory(sample):
+    """load_file's pin_memory and memory options."""
+    run("""
+    torch = fake_gpu.give_torch_a_gpu()
+    from fastsafetensors.torch import load_file
+    pinned = load_file(path, pin_memory=True)
+    assert set(fake_gpu.taken) == {(1, 0)} and pinned["large"][7] == 7
+    for wrong in (dict(pin_memory=True, device="cuda"), dict(memory="mine"), dict(gds="maybe")):
+        try:
+            load_file(path, **{"device": "cuda:0", **wrong})
+        except ValueError:
+            continue
+        raise AssertionError(wrong)
+    """, sample)
