@@ -11,13 +11,13 @@ SOURCES := $(shell find src include python cli man meson.build meson_options.txt
 	README.md -type f -not -name '*.pyc' 2>/dev/null)
 SECONDS_FUZZ := $(or $(SECONDS),60)
 
-.PHONY: all demo test unittest lint install install-test dist bench fuzz coverage soak test-aarch64 clean help
+.PHONY: all demo test unittest lint install install-test dist bench fuzz coverage soak gpu-check test-aarch64 clean help
 
 all: $(RELEASE)/build.ninja
 	@$(BIN)/ninja -C $(RELEASE)
 
 help:
-	@echo "make demo | test | lint | install [PREFIX=DIR] | install-test | dist | bench | fuzz | coverage | soak"
+	@echo "make demo | test | lint | install [PREFIX=DIR] | install-test | dist | bench | fuzz | coverage | soak | gpu-check"
 
 # ---- set-up, each step once ----
 
@@ -92,6 +92,12 @@ coverage: $(VENV)/.build-ready
 # Thousands of loads and saves in one process: memory and descriptors stay level.
 soak: $(VENV)/.test-ready $(VENV)/.package-ready
 	@$(BIN)/python tools/soak.py $(SOAK_ARGS)
+
+# The GPU's suite and benchmark on a machine that has one, without network; reports go to OUT
+# (build/gpu-check). What can be built is built first; where nothing can, what is built is used.
+gpu-check:
+	@if test -x $(BIN)/meson || test ! -x $(RELEASE)/cli/fastsafetensors; then $(MAKE) -s all; fi
+	@$(PYTHON) tools/gpu_check.py --build $(RELEASE) $(if $(OUT),--out "$(OUT)") $(GPU_ARGS)
 
 # The C tests cross-built for aarch64 and run under qemu; skipped by name without the tools.
 test-aarch64: $(VENV)/.build-ready

@@ -153,3 +153,38 @@ bool gpu_same_however(fst_model *model, const gpu_fake *driver) {
     options.dtype = FST_DTYPE_F32;
     return gpu_same_load(model, &options, &stats);
 }
+
+static const struct {
+    const char *dtype;
+    size_t width;
+} patterns[] = {{"F64", 8},     {"F32", 4},     {"F16", 2},         {"BF16", 2},
+                {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
+                {"F8_E8M0", 1}, {"F4", 1},      {"I8", 1},          {"U8", 1},
+                {"I16", 2},     {"U16", 2},     {"I32", 4},         {"U32", 4}};
+
+const size_t gpu_pattern_count = sizeof patterns / sizeof *patterns;
+
+const char *gpu_all_patterns(size_t index) {
+    const char *name = patterns[index].dtype, *dtype = name;
+    size_t width = patterns[index].width;
+    size_t count = 65536, size = count * width;
+    char json[200];
+    snprintf(json, sizeof json,
+             "{\"x\":{\"dtype\":\"%s\",\"shape\":[%zu],\"data_offsets\":[0,%zu]}}", dtype,
+             strcmp(dtype, "F4") == 0 ? 2 * count : count, size);
+    const char *path = fixture_model(name, json, size);
+    unsigned char *bytes = calloc(count, width);
+    uint64_t seed = 7;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t value = fixture_random(&seed) & fixture_random(&seed); // half of the bits are 0
+        memcpy(bytes + i * width, &value, width);
+        for (size_t k = 0; k < 2 && k < width; k++)
+            bytes[i * width + width - 1 - k] = (unsigned char)(i >> (8 - 8 * k));
+    }
+    FILE *file = fopen(path, "r+b");
+    if (file == NULL || fseek(file, -(long)size, SEEK_END) != 0 ||
+        fwrite(bytes, 1, size, file) != size || fclose(file) != 0)
+        abort();
+    free(bytes);
+    return path;
+}

@@ -31,6 +31,11 @@ fst_model *gpu_open_model(const char *path);
 /// A model of many dtypes, large and small, at places that no alignment likes.
 fst_model *gpu_mixed_model(void);
 
+/// Files, by number, of one dtype each: every pattern of 16 bits, which is every element of the
+/// small types and the top of every float. Returns the path.
+const char *gpu_all_patterns(size_t index);
+extern const size_t gpu_pattern_count;
+
 /// True when both hold the same bytes; `far` lies on a device.
 bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near);
 /// Loads by the options and to ordinary memory, and compares; *stats (may be NULL) are the

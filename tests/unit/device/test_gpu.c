@@ -18,7 +18,7 @@ TEST(whole_models_arrive)
     for (size_t k = 0; k < 2; k++) {
         const gpu_fake *driver = gpu_fake_of(k);
         driver->set("delay_us", 300);
-        fst_model *model = gpu_open_model(fixture_tensors("tensors", 32, 3000000));
+        fst_model *model = gpu_open_model(fixture_tensors("tensors", 12, 3000000));
         for (size_t e = 0; e < sizeof engines / sizeof *engines; e++) {
             fst_load_options options = gpu_options_on(driver->kind, 1);
             options.engine = engines[e];
@@ -30,10 +30,10 @@ TEST(whole_models_arrive)
             CHECK_INT(status, FST_OK);
             fst_loader_close(loader); // in flight
             CHECK(gpu_same_load(model, &options, &stats));
-            CHECK_INT(stats.device_bytes, 96000000);
+            CHECK_INT(stats.device_bytes, 36000000);
             CHECK_INT(stats.device_launches, 0);
             CHECK(stats.device_copies <= stats.chunk_count);
-            CHECK(stats.buffer_bytes <= 96000000 + 96000000 / 50);
+            CHECK(stats.buffer_bytes <= 36000000 + 36000000 / 50);
             CHECK(strstr(stats.reason, "copied to the device through") != NULL);
         }
         CHECK_INT(driver->get("contexts"), 2); // that of device 1 alone
@@ -55,44 +55,12 @@ TEST(every_dtype_slice_and_conversion_arrives)
     }
 }
 
-/// Every pattern of 16 bits, which is every element of the small types and the top of every float.
-static const char *all_patterns(const char *name, const char *dtype, size_t width) {
-    size_t count = 65536, size = count * width;
-    char json[200];
-    snprintf(json, sizeof json,
-             "{\"x\":{\"dtype\":\"%s\",\"shape\":[%zu],\"data_offsets\":[0,%zu]}}", dtype,
-             strcmp(dtype, "F4") == 0 ? 2 * count : count, size);
-    const char *path = fixture_model(name, json, size);
-    unsigned char *bytes = calloc(count, width);
-    uint64_t seed = 7;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t value = fixture_random(&seed) & fixture_random(&seed); // half of the bits are 0
-        memcpy(bytes + i * width, &value, width);
-        for (size_t k = 0; k < 2 && k < width; k++)
-            bytes[i * width + width - 1 - k] = (unsigned char)(i >> (8 - 8 * k));
-    }
-    FILE *file = fopen(path, "r+b");
-    if (file == NULL || fseek(file, -(long)size, SEEK_END) != 0 ||
-        fwrite(bytes, 1, size, file) != size || fclose(file) != 0)
-        abort();
-    free(bytes);
-    return path;
-}
-
 TEST(conversions_are_those_of_the_processors)
 {
-    static const struct {
-        const char *dtype;
-        size_t width;
-    } types[] = {{"F64", 8},     {"F32", 4},     {"F16", 2},         {"BF16", 2},
-                 {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
-                 {"F8_E8M0", 1}, {"F4", 1},      {"I8", 1},          {"U8", 1},
-                 {"I16", 2},     {"U16", 2},     {"I32", 4},         {"U32", 4}};
     const gpu_fake *driver = gpu_fake_of(0);
     size_t pairs = 0;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        fst_model *model =
-            gpu_open_model(all_patterns(types[i].dtype, types[i].dtype, types[i].width));
+    for (size_t i = 0; i < gpu_pattern_count; i++) {
+        fst_model *model = gpu_open_model(gpu_all_patterns(i));
         for (unsigned dtype = 0; dtype < FST_DTYPE_COUNT; dtype++) {
             fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
             fst_load_stats stats;
