@@ -84,7 +84,7 @@ typedef struct fst_request_item {
     size_t tensor_index; ///< in the model
     /// NULL for the whole tensor, else `rank` numbers each: elements begin <= i < end of every
     /// dimension (begin <= end <= shape). Not for dtypes below 8 bits unless the last dimension is
-    /// whole.
+    /// whole, and in at most 2^22 pieces of the file.
     const uint64_t *slice_begin;
     const uint64_t *slice_end;
     /// NULL for our memory, else where its bytes go (row-major, packed); the caller keeps it alive

@@ -4,6 +4,7 @@
 #define FASTSAFETENSORS_WRITER_H
 
 #include "base.h"
+#include "device.h"
 #include "dtype.h"
 #include "loader.h"
 #include "model.h"
@@ -52,6 +53,8 @@ typedef struct fst_save_tensor {
     const uint64_t *shape; ///< elements; the product times the dtype's bits must be whole bytes
     const void *data;      ///< row-major, packed; NULL: fst_writer_write() brings the bytes
     uint32_t file_index;   ///< which file of a set (file_count > 0), else 0
+    fst_device device;     ///< whose address `data` is; all zero: the CPU's. What the caller has
+                           ///< queued for it on the device must be done
 } fst_save_tensor;
 
 /// How to save. Everything but struct_size may be zero.

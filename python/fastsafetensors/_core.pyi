@@ -104,7 +104,11 @@ class Model:
     def close(self) -> None: ...
 
 # A tensor to save: (name, dtype, shape, address, bytes). Address None: Writer.write() brings it.
-SaveRow = tuple[str, str, Sequence[int], int | None, int]
+# The address may be a device's, which is then named.
+SaveRow = (
+    tuple[str, str, Sequence[int], int | None, int]
+    | tuple[str, str, Sequence[int], int | None, int, str]
+)
 
 class Writer:
     def __init__(

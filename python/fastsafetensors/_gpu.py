@@ -56,6 +56,11 @@ def stream_of(device: Any) -> int:
     return stream or 1  # the default stream, which CUDA calls 1 as well
 
 
+def wait_for_stream(device: Any) -> None:
+    """Wait for what torch has queued on its current stream: others are about to read the memory."""
+    torch.cuda.current_stream(device).synchronize()
+
+
 def torch_memory(device: Any) -> dict[str, Any]:
     """Options for memory from torch's caching allocator; freed there with the last tensor."""
     stream = torch.cuda.current_stream(device)

@@ -139,9 +139,28 @@ def make_row(name: str, tensor: Any) -> tuple[str, str, Any, int, int]:
     return name, dtype, shape, tensor.data_ptr(), tensor.nbytes
 
 
-def make_rows(tensors: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """(rows, tensors that keep the memory) of a checked dict."""
+def _far_row(name: str, tensor: Any, streams: set[Any]) -> Any:
+    """Describe a packed tensor on a GPU that the writer reads by itself, else None."""
+    from ._gpu import load_options, wait_for_stream
+
+    if not (tensor.is_cuda and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        return None
+    options = load_options(tensor.device)
+    if not options:
+        return None
+    if tensor.device not in streams:
+        wait_for_stream(tensor.device)
+        streams.add(tensor.device)
+    return (*make_row(name, tensor), options["device"])
+
+
+def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], list[Any]]:
+    """(rows, tensors that keep the memory) of a checked dict.
+
+    far: tensors on GPUs stay there, and the writer reads them by blocks.
+    """
     rows, owners = [], []
+    streams: set[Any] = set()
     strided, cpu = _torch.strided, _torch.device("cpu")
     for name, tensor in tensors.items():
         dtype = _FORMAT_NAMES.get(tensor.dtype)
@@ -155,6 +174,11 @@ def make_rows(tensors: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         )
         if not simple:
             check_dense(name, tensor)
+            row = _far_row(name, tensor, streams) if far else None
+            if row is not None:
+                rows.append(row)
+                owners.append(tensor)
+                continue
             tensor = plain(tensor)
         owners.append(tensor)
         rows.append(

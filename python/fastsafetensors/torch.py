@@ -362,7 +362,7 @@ def save_file(
     """
     with without_collections():
         check_tensors(tensors, metadata)
-        rows, owners = make_rows(tensors)
+        rows, owners = make_rows(tensors, far=True)
     save_rows(
         filename,
         rows,

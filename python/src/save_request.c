@@ -49,13 +49,24 @@ static int read_shape(save_request *request, PyObject *shape, uint32_t *rank) {
     return 1;
 }
 
-/// (name, dtype, shape, address or None, bytes).
+static int read_device(PyObject *name, fst_save_tensor *tensor) {
+    fst_error error;
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    if (text == NULL) return 0;
+    if (fst_device_parse(text, &tensor->device, &error) == FST_OK) return 1;
+    PyErr_SetString(PyExc_ValueError, error.message);
+    return 0;
+}
+
+/// (name, dtype, shape, address or None, bytes[, device]).
 static int read_tensor(const module_state *state, save_request *request, PyObject *row,
                        fst_save_tensor *tensor) {
-    if (!PyTuple_Check(row) || PyTuple_Size(row) != 5) {
-        PyErr_SetString(PyExc_TypeError, "a tensor is (name, dtype, shape, address, bytes)");
+    if (!PyTuple_Check(row) || PyTuple_Size(row) < 5 || PyTuple_Size(row) > 6) {
+        PyErr_SetString(PyExc_TypeError,
+                        "a tensor is (name, dtype, shape, address, bytes[, device])");
         return 0;
     }
+    if (PyTuple_Size(row) == 6 && !read_device(PyTuple_GetItem(row, 5), tensor)) return 0;
     Py_ssize_t size;
     tensor->name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(row, 0), &size);
     if (tensor->name == NULL) return 0;

@@ -282,3 +282,26 @@ def test_pinned_and_torch_memory(sample):
             continue
         raise AssertionError(wrong)
     """, sample)
+
+
+def test_tensors_of_a_gpu_are_saved_by_blocks(sample, tmp_path):
+    """The writer reads rows of a device; a wrong device is an error."""
+    run("""
+    import fastsafetensors._core as core
+    model = core.Model(path)
+    tensors = list(model.load(device="cuda:1"))
+    rows = [(t.name, t.dtype, t.shape, t.data_ptr, t.nbytes, t.device) for t in tensors]
+    writer = core.Writer(folder + "/far.safetensors", rows)
+    writer.commit()
+    writer.close()
+    other = core.Model(folder + "/far.safetensors")
+    for name in model.names():
+        one, two = (next(m.load([name], mode="load")) for m in (model, other))
+        assert ctypes.string_at(one.data_ptr, one.nbytes) == ctypes.string_at(two.data_ptr, two.nbytes)
+    try:
+        core.Writer(folder + "/x", [(*rows[0][:5], "tpu:1")])
+    except ValueError as error:
+        assert "unknown device" in str(error)
+    else:
+        raise AssertionError
+    """, sample, tmp_path)

@@ -191,6 +191,17 @@ static fst_status append_rows(plan_build *build, fsti_plan_segment *segment, uin
     return FST_OK;
 }
 
+/// Pieces of one slice, each of which the plan describes in some 40 bytes: beyond this many the
+/// description would be larger than what a careful caller asked for.
+#define PIECE_COUNT_MAX ((size_t)1 << 22)
+
+static fst_status check_pieces(const plan_build *build, const fsti_plan_want *want, size_t first) {
+    if (build->plan->segment_count - first <= PIECE_COUNT_MAX) return FST_OK;
+    return want_failure(build, want, FST_E_ARGUMENT,
+                        "the slice falls into more than 4194304 pieces: read fewer dimensions in "
+                        "part, or the tensor whole");
+}
+
 static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan_segment segment) {
     const fsti_plan_want *want = &build->wants[item_index];
     const fsti_header *header = build->headers[want->file];
@@ -211,9 +222,11 @@ static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan
     walk.counter = fsti_alloc_zeroed(walk.count, sizeof *walk.counter);
     if (walk.counter == NULL) return fsti_error_memory(build->error, walk.count * 8u);
     uint64_t begin = segment.file_offset + geometry.first_offset;
+    size_t first = build->plan->segment_count;
     fst_status status;
     do {
         status = append_rows(build, &segment, begin + walk.offset, row_count);
+        if (status == FST_OK) status = check_pieces(build, want, first);
     } while (status == FST_OK && next_outer(&walk));
     fsti_free(walk.counter);
     return status;

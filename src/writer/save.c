@@ -6,6 +6,8 @@
 
 /// Through the page cache, pieces from here on are written at once, without a lock; cut to this
 /// many bytes, so that progress is told in between.
+/// What is brought from a device at a time.
+#define FAR_BLOCK_BYTES ((uint64_t)8 << 20)
 #define PLAIN_WRITE_BYTES_MIN ((uint64_t)256 << 10)
 #define PLAIN_WRITE_BYTES_MAX ((uint64_t)8 << 20)
 #define THREAD_COUNT_MAX 16u
@@ -161,6 +163,29 @@ static fst_status put_filling(save_file *file, const fsti_header_entry *entry, f
     return FST_OK;
 }
 
+/// Bytes of a device, block by block: never a whole tensor in the processors' memory.
+static fst_status put_far(save_file *file, const save_tensor *tensor, fst_error *error) {
+    fsti_device *device;
+    fsti_buffer *block;
+    FST_TRY(fsti_device_get(tensor->device, &device, error));
+    FST_TRY(fsti_buffer_arena(FAR_BLOCK_BYTES, &block, error));
+    fst_status status = FST_OK;
+    for (uint64_t done = 0; done < tensor->size_bytes && status == FST_OK;) {
+        uint64_t size = fsti_min(tensor->size_bytes - done, FAR_BLOCK_BYTES);
+        status = fsti_device_copy_out(device, block->data, tensor->data + done, size, error);
+        if (status == FST_OK)
+            status =
+                fsti_stage_put(file->stage, tensor->offset + done, block->data, size, false, error);
+        done += size;
+    }
+    fsti_buffer_unref(block);
+    return status;
+}
+
+static bool is_far(const save_tensor *tensor) {
+    return tensor->device.kind == FST_DEVICE_CUDA || tensor->device.kind == FST_DEVICE_HIP;
+}
+
 static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error *error) {
     save_file *file = &writer->files[file_index];
     const uint32_t *members = writer->members + writer->member_begin[file_index];
@@ -172,8 +197,9 @@ static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error
         }
         save_tensor *tensor = &writer->tensors[members[entry]];
         if (tensor->data == NULL || tensor->size_bytes == 0) continue;
-        FST_TRY(fsti_stage_put(file->stage, tensor->offset, tensor->data, tensor->size_bytes, true,
-                               error));
+        FST_TRY(is_far(tensor) ? put_far(file, tensor, error)
+                               : fsti_stage_put(file->stage, tensor->offset, tensor->data,
+                                                tensor->size_bytes, true, error));
         count_bytes(writer, tensor, tensor->size_bytes);
     }
     return FST_OK;

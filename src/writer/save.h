@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "device/device.h"
 #include "io/io.h"
 #include "layout.h"
 #include "stage.h"
@@ -15,6 +16,7 @@ typedef struct save_tensor {
     const char *name;
     size_t name_size;
     const char *data;
+    fst_device device;           ///< whose address `data` is
     uint32_t file, index;        ///< index: in the file's layout
     uint64_t offset, size_bytes; ///< in the file
     atomic_uint_fast64_t bytes_put;

@@ -30,6 +30,7 @@ static fst_status copy_tensors(fst_writer *writer, const fst_save_tensor *tensor
         tensor->name = name;
         tensor->name_size = tensors[i].name_size;
         tensor->data = tensors[i].data;
+        tensor->device = tensors[i].device;
         tensor->file = tensors[i].file_index;
         atomic_init(&tensor->bytes_put, 0);
         name += tensors[i].name_size;

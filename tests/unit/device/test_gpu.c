@@ -242,6 +242,53 @@ TEST(shared_and_locked_memory)
     CHECK(gpu_is_clean(driver));
 }
 
+TEST(tensors_of_devices_are_saved)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_model *model = gpu_open_model(fixture_tensors("tensors", 3, 9000001));
+        fst_load_options options = gpu_options_on(driver->kind, 1);
+        fst_loader *loader;
+        fst_tensor *held[3];
+        fst_save_tensor rows[3];
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        for (size_t i = 0; i < 3; i++) {
+            CHECK_INT(fst_loader_next(loader, -1, &held[i], NULL), FST_OK);
+            fst_tensor_view view = gpu_view_of(held[i]);
+            rows[i] = (fst_save_tensor){.name = view.name,
+                                        .name_size = view.name_size,
+                                        .dtype = view.dtype,
+                                        .rank = view.rank,
+                                        .shape = view.shape,
+                                        .data = view.data,
+                                        .device = view.device};
+        }
+        fst_save_options save = {.struct_size = sizeof save, .promise = FST_SAVE_DURABLE};
+        fst_writer *writer;
+        fst_error error;
+        const char *path = fixture_path("saved");
+        CHECK_INT(fst_writer_open(path, rows, 3, &save, &writer, &error), FST_OK);
+        CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+        fst_writer_close(writer);
+        fst_model *saved = gpu_open_model(path);
+        CHECK(gpu_same_load(saved, &options, NULL));
+        fst_model_close(saved);
+        // A driver that fails leaves the file that was there.
+        CHECK_INT(fst_writer_open(path, rows, 3, &save, &writer, &error), FST_OK);
+        driver->fail("cuMemcpyDtoHAsync", 2, 719);
+        CHECK_INT(fst_writer_commit(writer, &error), FST_E_DEVICE);
+        driver->fail(NULL, 0, 0);
+        fst_writer_close(writer);
+        saved = gpu_open_model(path);
+        CHECK(gpu_same_load(saved, &options, NULL));
+        fst_model_close(saved);
+        for (size_t i = 0; i < 3; i++) fst_tensor_unref(held[i]);
+        fst_loader_close(loader);
+        fst_model_close(model);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
 TEST(devices_have_names)
 {
     static const char *const wrong[] = {"",         "cud",        "cuda:",  "cuda:x", "cuda:-1",

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Numbers out of a fuzzer's input; zeros when it ends.
+#ifndef FUZZ_INPUT_H
+#define FUZZ_INPUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct fuzz_input {
+    const uint8_t *data;
+    size_t size;
+} fuzz_input;
+
+static inline uint8_t fuzz_byte(fuzz_input *input) {
+    if (input->size == 0) return 0;
+    input->size--;
+    return *input->data++;
+}
+
+/// Below `limit`.
+static inline uint32_t fuzz_below(fuzz_input *input, uint32_t limit) {
+    uint32_t value = fuzz_byte(input);
+    if (limit > 256) value = value << 8 | fuzz_byte(input);
+    return value % limit;
+}
+
+#endif
