@@ -15,7 +15,8 @@ _fastsafetensors() {
         --dtype) words="F64 F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32" ;;
         --numa) words="default local interleave" ;;
         --ring) words="auto place slots" ;;
-        --device) words="cpu" ;;
+        --device) words="cpu cuda cuda:0 hip hip:0 gpu pinned" ;;
+        --gds) words="auto off strict" ;;
         --order) words="reference name given" ;;
         --algorithm) words="xxh3 sha256" ;;
         --select | --threads | --budget | --repeat | --runs | --align | --size | --count | --stem) return ;;
@@ -29,7 +30,7 @@ _fastsafetensors() {
             split) words="--size --count --by-layer --stem --select --dtype --align --order --quick --engine --dry-run --lenient --no-progress --help" ;;
             diff) words="--values --no-metadata --quiet --no-progress --help" ;;
             hash) words="--algorithm --write --embed --dry-run --no-progress --help" ;;
-            load) words="--device --mode --engine --dtype --ring --numa --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
+            load) words="--device --gds --mode --engine --dtype --ring --numa --select --threads --budget --repeat --lenient --no-progress --json --help" ;;
             bench) words="--cold --runs --help" ;;
             engines) words="--help" ;;
         esac

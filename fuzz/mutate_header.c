@@ -30,13 +30,12 @@ static bool replace(char *text, size_t *size, size_t begin, size_t end, const ch
     return true;
 }
 
-/// The run of bytes of a kind at or behind a place; false when there is none.
-static bool find_run(const char *text, size_t size, size_t from, const char *kind, size_t *begin,
-                     size_t *end) {
+/// The digits at or behind a place; false when there are none.
+static bool find_number(const char *text, size_t size, size_t from, size_t *begin, size_t *end) {
     *begin = from;
-    while (*begin < size && strchr(kind, text[*begin]) == NULL) ++*begin;
+    while (*begin < size && (text[*begin] < '0' || text[*begin] > '9')) ++*begin;
     *end = *begin;
-    while (*end < size && text[*end] != '\0' && strchr(kind, text[*end]) != NULL) ++*end;
+    while (*end < size && text[*end] >= '0' && text[*end] <= '9') ++*end;
     return *begin < *end;
 }
 
@@ -57,8 +56,7 @@ static void change_number(char *text, size_t *size, unsigned *state) {
                                           "281474976710656"};
     char other[32];
     size_t begin, end;
-    if (!find_run(text, *size, next_random(state) % (*size + 1), "0123456789", &begin, &end))
-        return;
+    if (!find_number(text, *size, next_random(state) % (*size + 1), &begin, &end)) return;
     snprintf(other, sizeof other, "%lld",
              strtoll(text + begin, NULL, 10) + (long long)(next_random(state) % 17) - 8);
     bool near = next_random(state) % 2 == 0;

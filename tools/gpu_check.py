@@ -176,7 +176,8 @@ PEERS = {
                         "    with SafetensorsStreamer() as s:\n        s.stream_file(path)\n"
                         "        return {n: t.to(device) for n, t in s.get_tensors()}"),
     "InstantTensor": ("import instanttensor",
-                      "    with instanttensor.safe_open(path, framework='pt', device=device) as f:\n"
+                      "    s = instanttensor.safe_open\n"
+                      "    with s(path, framework='pt', device=device) as f:\n"
                       "        return {n: t.clone() for n, t in f.tensors()}"),
     "ours, from Python": ("from fastsafetensors.torch import load_file",
                           "    return load_file(path, device=device)"),
@@ -199,7 +200,8 @@ def find_peers() -> dict[str, tuple[str, str]]:
         for python in places:
             if python is None or not shutil.which(python):
                 continue
-            if subprocess.run([python, "-c", test], capture_output=True, check=False).returncode == 0:
+            tried = subprocess.run([python, "-c", test], capture_output=True, check=False)
+            if tried.returncode == 0:
                 found[name] = (python, code)
                 break
         else:
@@ -296,7 +298,8 @@ def write_reports(document: dict, folder: pathlib.Path) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     (folder / "report.html").write_text(module.html_report(document))
-    lines = ["# Loading to a GPU", "", f"{document['machine']}", "", f"Limits: {document['limits']}",
+    lines = ["# Loading to a GPU", "", f"{document['machine']}", "",
+             f"Limits: {document['limits']}",
              "", "| target | holds | measured |", "|---|---|---|"]
     lines += [f"| {what} | {'yes' if holds else '**no**'} | {figure} |"
               for what, holds, figure in document["verdicts"]]
@@ -321,7 +324,8 @@ def scenarios(bench: Bench, small: bool, memory: pathlib.Path) -> tuple[list[dic
         write_model(small_file, [20_000] * count)
         disk = measure_disk(one)
         results.append(bench.scenario(f"{big} MiB, page cache", one, "hot", 5))
-        results.append(bench.scenario(f"{count:,} tensors of 20 kB, page cache", small_file, "hot", 5))
+        title = f"{count:,} tensors of 20 kB, page cache"
+        results.append(bench.scenario(title, small_file, "hot", 5))
         results.append(bench.scenario(f"{big} MiB, cold disk", one, "cold", 3))
         for title, place in ((f"{big} MiB, tmpfs", memory), (f"{huge} MiB, page cache", here)):
             if bench.clock.left() < 90:
@@ -363,9 +367,10 @@ def main() -> int:
         return 1 if failed else 0
     kind, _, number = arguments.device.partition(":")
     print("limits")
+    size = "64" if arguments.small else "2048"
     peak = subprocess.run(
-        [arguments.build / "bench/gpu_peak", kind, number or "0", "64" if arguments.small else "2048"],
-        check=True, capture_output=True, text=True, timeout=max(clock.left(), 10)).stdout
+        [arguments.build / "bench/gpu_peak", kind, number or "0", size], check=True,
+        capture_output=True, text=True, timeout=max(clock.left(), 10)).stdout
     limits = json.loads(peak)
     print(f"  {limits}")
     print("benchmark")

@@ -33,7 +33,7 @@ ROWS = [
         ("one rank fails, asks for something else, leaves", "test_mistakes_of_one_rank"),
         ("one rank dies, or does not come", "test_a_rank_that_does_not_come"),
         ("ranks on two hosts", "test_two_hosts"),
-        ("device cuda", ""),
+        ("device cuda, a torch.device, a number; nogds; strict", "test_earlier_loaders_load_there"),
     ]),
     ("fastsafetensors 0.5: FilesBufferOnDevice", [
         ("key_to_rank_lidx, get_filename, get_shape", "test_comfyui_and_scripts"),

@@ -24,7 +24,8 @@ def main() -> int:
     bin_folder = pathlib.Path(sys.executable).parent
     environment = dict(os.environ, PATH=f"{bin_folder}:{os.environ['PATH']}")
     if not (FOLDER / "build.ninja").exists():
-        subprocess.run(["meson", "setup", str(FOLDER), "-Db_coverage=true", "-Dbuildtype=debug"],
+        subprocess.run(["meson", "setup", str(FOLDER), "-Db_coverage=true", "-Dbuildtype=debug",
+                        "-Dc_args=-fprofile-update=atomic"],
                        cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["ninja", "-C", str(FOLDER)], env=environment, check=True,
                    stdout=subprocess.DEVNULL)

@@ -113,7 +113,7 @@ def test_engines(run, model):
         done = run("engines", *arguments)
         assert done.returncode == 0
         assert [line.split()[0] for line in done.stdout.splitlines()] == [
-            "pread", "direct", "uring", "mmap"]
+            "pread", "direct", "uring", "mmap", "cuda", "cufile", "hip", "hipfile"]
     assert "chosen" in done.stdout
     assert run("engines", "/nonexistent").returncode == 2
 
@@ -136,7 +136,8 @@ def test_bench(run, model):
     ["load", "--threads", "x", "a"], ["load", "--budget", "12Q", "a"],
     ["load", "--budget", "0", "a"],
     ["load", "--budget", "99999999999999G", "a"], ["load", "--repeat", "0", "a"],
-    ["load", "--device", "cuda:0", "a"], ["load", "--select"], ["engines", "a", "b"],
+    ["load", "--device", "tpu", "a"], ["load", "--gds", "x", "a"], ["load", "--select"],
+    ["engines", "a", "b"],
     ["engines", "-x"], ["bench"], ["bench", "--runs", "0", "a"], ["load", "--ring", "x", "a"],
     ["load", "--dtype", "x", "a"]], ids=str)
 def test_wrong_usage(run, arguments):

@@ -296,8 +296,9 @@ def test_tensors_of_a_gpu_are_saved_by_blocks(sample, tmp_path):
     writer.close()
     other = core.Model(folder + "/far.safetensors")
     for name in model.names():
-        one, two = (next(m.load([name], mode="load")) for m in (model, other))
-        assert ctypes.string_at(one.data_ptr, one.nbytes) == ctypes.string_at(two.data_ptr, two.nbytes)
+        pair = [next(m.load([name], mode="load")) for m in (model, other)]
+        one, two = (ctypes.string_at(tensor.data_ptr, tensor.nbytes) for tensor in pair)
+        assert one == two
     try:
         core.Writer(folder + "/x", [(*rows[0][:5], "tpu:1")])
     except ValueError as error:
@@ -305,3 +306,26 @@ def test_tensors_of_a_gpu_are_saved_by_blocks(sample, tmp_path):
     else:
         raise AssertionError
     """, sample, tmp_path)
+
+
+def test_command_loads_there(command, sample):
+    """The command's --device and --gds, with and without a driver."""
+    import json
+    import os
+    import subprocess
+
+    from fake_gpu import fakes_folder
+
+    def call(*arguments, fakes=True):
+        environment = {**os.environ, "LD_LIBRARY_PATH": fakes_folder() if fakes else ""}
+        return subprocess.run([command, "load", *arguments, sample], env=environment, text=True,
+                              capture_output=True, timeout=60, check=False)
+
+    done = call("--device", "cuda:1", "--json", "--dtype", "F16", "--gds", "off")
+    stats = json.loads(done.stdout)
+    assert done.returncode == 0 and stats["device_launches"] >= 1 and stats["device_bytes"] > 0
+    assert "sent to the device" in call("--device", "hip", "--gds", "off").stdout
+    done = call("--device", "cuda:0", fakes=False)
+    assert done.returncode == 2 and "no driver" in done.stderr
+    done = call("--device", "cuda:9")
+    assert done.returncode == 2 and "does not exist" in done.stderr

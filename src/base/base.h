@@ -95,6 +95,8 @@ uint64_t fsti_now_ns(void);
 uint32_t fsti_cpu_count(void);
 /// Bytes that the cgroup's limit leaves, counting pages of files as free; UINT64_MAX: no limit.
 uint64_t fsti_memory_available(void);
+/// The first number behind `name` in a text file of the kernel's; false where it is not there.
+bool fsti_proc_number(const char *path, const char *name, uint64_t *out);
 /// For tests: another cgroup tree and another list of this process's groups; NULL: the real ones.
 void fsti_cgroup_fake(const char *root, const char *self);
 

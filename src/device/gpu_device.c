@@ -126,12 +126,12 @@ void fsti_device_leave(const fsti_device *device) {
 
 fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *error) {
     fsti_device *device;
-    if (wanted.kind == FST_DEVICE_CPU) {
+    FST_TRY(fsti_device_get(wanted, &device, error));
+    if (device == NULL) {
         snprintf(out->name, sizeof out->name, "CPU");
         out->converts = 1;
         return FST_OK;
     }
-    FST_TRY(fsti_device_get(wanted, &device, error));
     FST_TRY(fsti_device_enter(device, error));
     size_t available = 0, all = 0;
     int code = device->api->memory_info(&available, &all);

@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Memory of devices: arenas there, page-locked memory here, and copies back.
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "gpu.h"
 
 /// Freeing waits for all that the device still does with the memory (so does the driver's call):
@@ -62,16 +57,9 @@ static void release_registered(fsti_buffer *buffer) {
 
 /// Bytes that the system can still give without swapping; UINT64_MAX where it does not say.
 static uint64_t system_available(void) {
-    char text[512];
-    int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0) close(fd);
-    if (size <= 0) return UINT64_MAX;
-    text[size] = '\0';
-    const char *line = strstr(text, "MemAvailable:");
-    unsigned long long kilobytes;
-    if (line == NULL || sscanf(line, "MemAvailable: %llu", &kilobytes) != 1) return UINT64_MAX;
-    return (uint64_t)kilobytes * 1024;
+    uint64_t kilobytes;
+    bool known = fsti_proc_number("/proc/meminfo", "MemAvailable:", &kilobytes);
+    return known ? kilobytes * 1024 : UINT64_MAX;
 }
 
 static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory,

@@ -5,7 +5,6 @@
 /// cufile.h 1.14 (the package nvidia-cufile) and hipfile.h.
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/types.h>
@@ -107,14 +106,8 @@ void fsti_gds_forget(fsti_file *file) {
 
 /// Bytes that read calls of this process have returned; UINT64_MAX where the system does not say.
 static uint64_t bytes_by_calls(void) {
-    char text[256];
-    unsigned long long bytes;
-    int fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0) close(fd);
-    if (size <= 0) return UINT64_MAX;
-    text[size] = '\0';
-    return sscanf(text, "rchar: %llu", &bytes) == 1 ? bytes : UINT64_MAX;
+    uint64_t bytes;
+    return fsti_proc_number("/proc/self/io", "rchar:", &bytes) ? bytes : UINT64_MAX;
 }
 
 bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size) {
