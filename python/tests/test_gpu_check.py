@@ -13,7 +13,7 @@ def test_gpu_check_gives_a_verdict_and_reports(tmp_path):
     """Suite, limits, benchmark, verdicts, reports: all of it runs."""
     fakes = fakes_folder()
     result = subprocess.run(
-        [sys.executable, ROOT / "tools/gpu_check.py", "--small", "--out", tmp_path,
+        [sys.executable, ROOT / "tools/gpu_check.py", "--small", "--no-build", "--out", tmp_path,
          "--build", os.path.dirname(os.path.dirname(fakes))],
         env={**os.environ, "LD_LIBRARY_PATH": fakes,
              "GPU_CHECK_PYTHON": "/nonexistent"},
@@ -38,7 +38,7 @@ def test_without_a_gpu_it_says_so():
     folder = os.path.dirname(os.path.dirname(fakes_folder()))
     environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
     result = subprocess.run(
-        [sys.executable, ROOT / "tools/gpu_check.py", "--small", "--build", folder],
+        [sys.executable, ROOT / "tools/gpu_check.py", "--small", "--no-build", "--build", folder],
         env={**environment, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
         timeout=400, check=False,
     )

@@ -304,7 +304,7 @@ def test_windows_grow_along_a_run():
     from fastsafetensors._readahead import ReadAhead
 
     model = CountingModel()
-    ahead = ReadAhead(model, "auto")
+    ahead = ReadAhead(model, {"mode": "auto"})
     assert ahead.take(50) is None  # one alone
     assert ahead.take(10) is None
     assert model.loads == []
@@ -325,6 +325,6 @@ def test_all_of_it_is_read_once():
     from fastsafetensors._readahead import ReadAhead
 
     model = CountingModel()
-    ahead = ReadAhead(model, "auto", eager=True)
+    ahead = ReadAhead(model, {"mode": "auto"}, eager=True)
     assert all(ahead.take(i) is not None for i in range(100))
     assert model.loads == [(0, 64), (64, 36)]

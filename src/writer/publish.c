@@ -7,11 +7,12 @@
 ///   3. the final index comes into place
 ///   4. hidden names, and files of earlier sets, go
 ///
-/// Steps 1 and 3 are one where no shard replaces another. Where a single file replaces a set, an
-/// index leads to it until the old shards are gone.
+/// Steps 1 and 3 are one where nothing of an earlier save is met. Where a single file replaces a
+/// set, an index leads to it until the old shards are gone.
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -116,10 +117,14 @@ static void remove_stale(const fst_writer *writer) {
 
 // ---- the steps ----
 
-static bool replaces_shards(const fst_writer *writer) {
+/// Whether something of an earlier save would be mixed up with the new shards: one of the same
+/// name, or, for who opens the folder before there is an index, the model in one file.
+static bool meets_earlier(const fst_writer *writer) {
+    char path[PATH_MAX];
     for (uint32_t f = 0; f < writer->file_count; f++)
         if (writer->files[f].target.exists) return true;
-    return false;
+    int size = snprintf(path, sizeof path, "%s/%s.safetensors", writer->folder, writer->stem);
+    return size > 0 && (size_t)size < sizeof path && access(path, F_OK) == 0;
 }
 
 static fst_status link_files(fst_writer *writer, fst_error *error) {
@@ -144,7 +149,7 @@ static void drop_hidden(fst_writer *writer) {
 static fst_status publish_set(fst_writer *writer, fst_error *error) {
     bool single = writer->file_count == 1;
     bool had_index = writer->index_target.exists;
-    bool in_two_steps = !single && replaces_shards(writer);
+    bool in_two_steps = !single && meets_earlier(writer);
     if (in_two_steps) {
         FST_TRY(link_files(writer, error));
         FST_TRY(put_index(writer, true, error));

@@ -509,7 +509,7 @@ TEST(nonsense_arguments)
     CHECK_INT(fst_engines_probe(NULL, NULL, 1, &count, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_engines_probe("/nonexistent", infos, 8, &count, &error), FST_E_NOT_FOUND);
     CHECK_INT(fst_engines_probe(NULL, infos, 8, &count, &error), FST_OK);
-    CHECK_INT(count, FST_ENGINE_COUNT - 1);
+    CHECK_INT(count, 8);
     CHECK_INT(fst_loader_tensor_count(NULL), 0);
     fst_loader_cancel(NULL);
     fst_loader_close(NULL);

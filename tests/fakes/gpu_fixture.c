@@ -77,6 +77,20 @@ fst_model *gpu_mixed_model(void) {
     return gpu_open_model(fixture_model("mixed", json, 8445894));
 }
 
+/// Tensors of 100 floats each, none of them aligned.
+fst_model *gpu_small_model(size_t count) {
+    char *json = malloc(count * 80 + 100), *at = json;
+    at += sprintf(at, "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}");
+    for (size_t i = 0; i < count; i++)
+        at +=
+            sprintf(at, ",\"t%zu\":{\"dtype\":\"F32\",\"shape\":[100],\"data_offsets\":[%zu,%zu]}",
+                    i, 1 + 400 * i, 1 + 400 * (i + 1));
+    sprintf(at, "}");
+    const char *path = fixture_model("small", json, 1 + 400 * count);
+    free(json);
+    return gpu_open_model(path);
+}
+
 /// True when both hold the same bytes; `far` lies on a device.
 bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near) {
     fst_tensor_view a = gpu_view_of(far), b = gpu_view_of(near);

@@ -31,6 +31,8 @@ fst_model *gpu_open_model(const char *path);
 /// A model of many dtypes, large and small, at places that no alignment likes.
 fst_model *gpu_mixed_model(void);
 
+/// Tensors of 100 floats each, none of them aligned.
+fst_model *gpu_small_model(size_t count);
 /// Files, by number, of one dtype each: every pattern of 16 bits, which is every element of the
 /// small types and the top of every float. Returns the path.
 const char *gpu_all_patterns(size_t index);

@@ -93,24 +93,10 @@ TEST(slow_devices_lose_nothing)
     CHECK(gpu_is_clean(driver));
 }
 
-/// Tensors of 100 floats each, none of them aligned.
-static fst_model *small_model(size_t count) {
-    char *json = malloc(count * 80 + 100), *at = json;
-    at += sprintf(at, "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}");
-    for (size_t i = 0; i < count; i++)
-        at +=
-            sprintf(at, ",\"t%zu\":{\"dtype\":\"F32\",\"shape\":[100],\"data_offsets\":[%zu,%zu]}",
-                    i, 1 + 400 * i, 1 + 400 * (i + 1));
-    sprintf(at, "}");
-    const char *path = fixture_model("small", json, 1 + 400 * count);
-    free(json);
-    return gpu_open_model(path);
-}
-
 TEST(many_small_tensors_take_few_launches)
 {
     const gpu_fake *driver = gpu_fake_of(0);
-    fst_model *model = small_model(20000);
+    fst_model *model = gpu_small_model(20000);
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
     fst_load_stats stats;
     long calls = driver->get("calls");

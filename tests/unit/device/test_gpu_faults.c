@@ -167,6 +167,11 @@ static int meet_driver(const char *expected) {
         bool good = status == FST_OK && !info.converts && info.converts_reason[0] != '\0' &&
                     gpu_same_however(model, driver) && driver->get("launches") == 0;
         fst_model_close(model);
+        model = gpu_small_model(3000); // more plain pieces than a parcel has copies
+        fst_load_options options = gpu_options_on(device.kind, 0);
+        fst_load_stats stats;
+        good = good && gpu_same_load(model, &options, &stats) && stats.device_copies >= 3000;
+        fst_model_close(model);
         return good && gpu_is_clean(driver) ? 0 : 1;
     }
     bool good = status == FST_E_UNSUPPORTED && strstr(error.message, expected) != NULL &&
