@@ -20,6 +20,7 @@ from collections import Counter
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
+SKIPPED = 77  # exit status of what lacks a tool
 COUNTS = ROOT / "build/test-counts.json"
 
 
@@ -40,7 +41,8 @@ def count_junit(path: pathlib.Path) -> Counter[str]:
     """Passed, failed and skipped tests of a JUnit file; prints why tests were skipped."""
     counts: Counter[str] = Counter()
     reasons = tap_skip_reasons(path.parent)
-    for case in ElementTree.parse(path).iter("testcase"):
+    suites = ElementTree.parse(path).iter("testsuite")
+    for suite, case in [(suite, case) for suite in suites for case in suite.iter("testcase")]:
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             counts["failed"] += 1
@@ -48,7 +50,9 @@ def count_junit(path: pathlib.Path) -> Counter[str]:
         elif skipped is not None:
             counts["skipped"] += 1
             name = (case.get("name") or "").split(" - ")[-1]
+            said = case.findtext("system-out") or suite.findtext("system-out") or ""
             reason = skipped.get("message") or reasons.get(name) or (skipped.text or "").strip()
+            reason = reason or said.strip().partition("\n")[0]
             print(f"  skipped {case.get('classname')} {case.get('name')}: {reason}")
         else:
             counts["passed"] += 1
@@ -75,19 +79,35 @@ def build_folder(name: str, options: list[str], compiler: str | None = None) -> 
     return folder
 
 
-def c_suite(sanitize: bool) -> Counter[str]:
-    """Build the C tests without warnings and run them."""
-    options = ["-Dwerror=true"]
-    name = "test"
-    if sanitize:
-        name = "sanitize"
-        options += ["-Db_sanitize=address,undefined", "-Db_lundef=false",
-                    "-Dbuildtype=debugoptimized"]
-    print(f"C{' under address and undefined-behaviour sanitizers' if sanitize else ''}")
-    folder = build_folder(name, options)
+# Other builds of the C tests: what each is called, and its options.
+SANITIZERS = {
+    "sanitize": ("under address and undefined-behaviour sanitizers", "address,undefined"),
+    "tsan": ("under the thread sanitizer", "thread"),
+}
+# valgrind is slow: the suites that say most about memory, at a tenth of the speed.
+VALGRIND = ["--wrapper", "valgrind -q --error-exitcode=9 --leak-check=full "
+            "--show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect "
+            "--trace-children=no", "--timeout-multiplier", "20", "--no-suite", "host"]
+VALGRIND_TESTS = ["base/test_base", "format/test_header", "format/test_index", "plan/test_plan",
+                  "dtype/test_convert", "api/test_model", "api/test_writer", "device/test_gds",
+                  "fuzz/replay_header", "fuzz/replay_index", "fuzz/replay_plan",
+                  "fuzz/replay_slice", "fuzz/replay_writer"]
+
+
+def c_suite(kind: str) -> Counter[str]:
+    """Build the C tests without warnings and run them: as they are, or one of SANITIZERS."""
+    options, what = ["-Dwerror=true"], ""
+    if kind in SANITIZERS:
+        what, sanitizers = SANITIZERS[kind]
+        options += [f"-Db_sanitize={sanitizers}", "-Db_lundef=false", "-Dbuildtype=debugoptimized"]
+    if kind == "valgrind":
+        what = "under valgrind"
+    print(f"C {what}".strip())
+    folder = build_folder(kind if kind in SANITIZERS else "test", options)
     if folder is None:
         return Counter(failed=1)
-    done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild"],
+    more = [*VALGRIND, *VALGRIND_TESTS] if kind == "valgrind" else []
+    done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild", *more],
                capture_output=True)
     if done.returncode:
         print(done.stdout[-12000:])
@@ -129,6 +149,7 @@ def lint_suite() -> Counter[str]:
         ("compatibility", [sys.executable, "tools/make_compatibility.py", "--check"]),
         ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
         ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
+        ("analyzer", [sys.executable, "tools/run_analyzer.py"]),
         ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools", "examples",
                   "benchmarks", "testing"]),
         ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
@@ -136,6 +157,10 @@ def lint_suite() -> Counter[str]:
     counts: Counter[str] = Counter()
     for name, command in checks:
         done = run(command, capture_output=True)
+        if done.returncode == SKIPPED:
+            counts["skipped"] += 1
+            print(f"  skipped {name}: {done.stdout.strip()}")
+            continue
         counts["failed" if done.returncode else "passed"] += 1
         if done.returncode:
             print(f"  FAILED {name}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
@@ -156,18 +181,23 @@ def closing_line(counts: Counter[str]) -> str:
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sanitize", action="store_true", help="C tests under the sanitizers")
+    parser.add_argument("--sanitize", action="store_true",
+                        help="C tests under the address and undefined-behaviour sanitizers")
+    parser.add_argument("--tsan", action="store_true", help="C tests under the thread sanitizer")
+    parser.add_argument("--valgrind", action="store_true", help="some C tests under valgrind")
     parser.add_argument("--only", choices=["c", "python", "lint"])
     parser.add_argument("--sum", action="store_true", help="add the counts of the last run")
     arguments = parser.parse_args()
     counts: Counter[str] = Counter()
     if arguments.sum and COUNTS.exists():
         counts.update(json.loads(COUNTS.read_text()))
+    kinds = [k for k in ("sanitize", "tsan", "valgrind") if getattr(arguments, k)]
     if arguments.only in (None, "c"):
-        counts += c_suite(arguments.sanitize)
-    if arguments.only in (None, "python") and not arguments.sanitize:
+        for kind in kinds or [""]:
+            counts += c_suite(kind)
+    if arguments.only in (None, "python") and not kinds:
         counts += python_suite()
-    if arguments.only in (None, "lint") and not arguments.sanitize:
+    if arguments.only in (None, "lint") and not kinds:
         counts += lint_suite()
     COUNTS.parent.mkdir(exist_ok=True)
     COUNTS.write_text(json.dumps(counts))

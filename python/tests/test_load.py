@@ -238,7 +238,7 @@ def test_many_threads_share_a_model(model, torch):
             if next(loader).nbytes != tensors[name].nbytes:
                 wrong.append(name)
 
-    threads = [threading.Thread(target=read, args=(i,)) for i in range(16)]
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(64)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -18,6 +18,9 @@ static fst_status choose_forced(fsti_file *file, fst_engine forced, bool guard_a
                                 fsti_io_choice *out, fst_error *error) {
     const fsti_io_engine *engine = fsti_io_engine_get(forced);
     char reason[160];
+    if (engine == NULL)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "unknown engine %d",
+                              (int)forced);
     bool usable = engine->usable(file, reason, sizeof reason);
     if (engine->is_remote) {
         usable = false;

@@ -161,22 +161,20 @@ static void send_by_hand(parcel_maker *maker, const fsti_piece *piece) {
 /// The open piece grows no more. With a kernel it is put down both ways until it is clear which
 /// way all of them go.
 static void close_piece(parcel_maker *maker) {
-    fsti_piece piece = maker->open;
-    maker->open.units = 0;
-    if (piece.units == 0 || maker->status != FST_OK) return;
+    const fsti_piece *piece = &maker->open;
+    if (piece->units == 0 || maker->status != FST_OK) return;
     maker->closed_count++;
-    if (!maker->has_kernels) {
-        if (!is_plain(&piece)) {
-            send_by_hand(maker, &piece);
-            return;
-        }
+    if (!maker->has_kernels && !is_plain(piece)) {
+        send_by_hand(maker, piece);
+    } else if (!maker->has_kernels) {
         if (maker->parcel.copy_count == FSTI_RING_COPY_COUNT_MAX) send_copies(maker);
-        append_copy(maker, &piece);
-        return;
+        append_copy(maker, piece);
+    } else {
+        maker->needs_kernel |= !is_plain(piece) || maker->closed_count > FSTI_RING_COPY_COUNT_MAX;
+        if (!maker->needs_kernel) append_copy(maker, piece);
+        append_pieces(maker, piece);
     }
-    maker->needs_kernel |= !is_plain(&piece) || maker->closed_count > FSTI_RING_COPY_COUNT_MAX;
-    if (!maker->needs_kernel) append_copy(maker, &piece);
-    append_pieces(maker, &piece);
+    maker->open.units = 0;
 }
 
 static fsti_piece make_piece(const parcel_maker *maker, const fsti_plan_item *item,

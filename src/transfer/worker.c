@@ -48,13 +48,12 @@ static const fsti_plan_extent *chunk_extent(const fsti_pipeline *pipeline, uint3
     return &plan->extents[plan->chunks[chunk].extent];
 }
 
+/// `engine` is one of the table's.
 static io_lane *worker_lane(worker *self, const fsti_io_engine *engine) {
-    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++)
-        if (fsti_io_engine_get((fst_engine)i) == engine) {
-            self->counts.used[i] = true;
-            return &self->lanes[i];
-        }
-    return NULL;
+    unsigned i = 0;
+    while (i + 1 < FST_ENGINE_COUNT && fsti_io_engine_get((fst_engine)i) != engine) i++;
+    self->counts.used[i] = true;
+    return &self->lanes[i];
 }
 
 static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *engine,

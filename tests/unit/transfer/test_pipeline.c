@@ -188,7 +188,7 @@ TEST(cancel_at_random_moments)
 {
     uint64_t random = 7;
     long live = fsti_alloc_live();
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < 1000; round++) {
         fst_load_options options = options_of(engines[round % 4]);
         fst_model *model = open_model();
         fst_loader *loader;
@@ -197,7 +197,7 @@ TEST(cancel_at_random_moments)
         fst_status status = fst_loader_open(model, &options, &loader, &error);
         fst_model_close(model);
         if (status == FST_OK) {
-            usleep((unsigned)(fixture_random(&random) % 4000));
+            usleep((unsigned)(fixture_random(&random) % 3000));
             fst_loader_cancel(loader);
             status = fst_loader_wait(loader, -1, &error);
             fst_loader_close(loader);

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Faults by chance, seeded: reads and writes that come short, are interrupted, slow, out of order
+/// or fail; files that shrink, change or are replaced; no descriptors, no threads, a ring that
+/// dies. Each run ends right or with an error, hands out no wrong byte, and leaves nothing behind.
+#include <dirent.h>
+#include <errno.h>
+#include <fastsafetensors.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "fixture.h"
+#include "io/io.h"
+
+#define COUNT 12
+#define BYTES ((uint64_t)700001)
+
+/// How often what happens, in 1024ths, of the run that goes on.
+typedef struct fault_rates {
+    uint32_t shorter, interrupted, failing, full, slow;
+} fault_rates;
+
+static fault_rates rates;
+static _Atomic uint64_t random_state;
+static atomic_long faults_done;
+
+static uint32_t next_random(void) {
+    uint64_t value = atomic_fetch_add(&random_state, 0x9e3779b97f4a7c15u);
+    value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ value >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)(value >> 32);
+}
+
+static bool happens(uint32_t rate) { return next_random() % 1024 < rate; }
+
+static void inject(fsti_io_op *op) {
+    bool writes = op->write_fd != 0;
+    if (op->result <= 0) return;
+    int64_t before = op->result;
+    if (happens(rates.slow)) usleep(next_random() % 300);
+    if (happens(rates.shorter)) op->result = 1 + next_random() % op->result;
+    if (happens(rates.interrupted)) op->result = next_random() % 2 ? -EINTR : -EAGAIN;
+    if (happens(rates.failing)) op->result = -EIO;
+    if (writes && happens(rates.full)) op->result = -ENOSPC;
+    if (op->result != before) atomic_fetch_add(&faults_done, 1);
+}
+
+static void begin_faults(uint64_t seed) {
+    static const fault_rates kinds[] = {
+        {400, 0, 0, 0, 0},    {0, 400, 0, 0, 100},    {0, 0, 60, 0, 0}, {0, 0, 0, 100, 0},
+        {250, 250, 0, 0, 50}, {200, 200, 20, 20, 50}, {0, 0, 0, 0, 500}};
+    rates = kinds[seed % (sizeof kinds / sizeof *kinds)];
+    atomic_store(&random_state, seed * 77);
+    fsti_io_fault_hook_set(inject);
+}
+
+static int open_descriptors(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder != NULL && readdir(folder) != NULL) count++;
+    if (folder != NULL) closedir(folder);
+    return count;
+}
+
+static bool nothing_left(int descriptors) {
+    size_t buffers;
+    uint64_t bytes;
+    fst_live_buffers(&buffers, &bytes);
+    return buffers == 0 && bytes == 0 && open_descriptors() == descriptors;
+}
+
+/// What a run may fail with when reads and writes do.
+static bool is_expected(fst_status status) {
+    return status == FST_OK || status == FST_END || status == FST_E_IO ||
+           status == FST_E_SHORT_READ || status == FST_E_NO_SPACE || status == FST_E_FILE_CHANGED;
+}
+
+/// True when no tensor of the stream has a wrong byte. *status: how it ended.
+static bool stream_is_right(fst_model *model, const fst_load_options *options, fst_status *status) {
+    fst_loader *loader = NULL;
+    fst_tensor *tensor;
+    *status = fst_loader_open(model, options, &loader, NULL);
+    bool right = true;
+    for (size_t i = 0; *status == FST_OK; i++) {
+        *status = fst_loader_next(loader, -1, &tensor, NULL);
+        if (*status != FST_OK) break;
+        fst_tensor_view view;
+        right = right && fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
+                view.size_bytes == BYTES && fixture_matches(view.data, i * BYTES, BYTES);
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    return right;
+}
+
+static fst_load_options chosen_options(uint64_t seed) {
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
+    options.engine = (fst_engine)(seed / 7 % FST_ENGINE_GDS);
+    options.thread_count = (uint32_t)(seed % 5);
+    options.budget_bytes = seed % 3 == 0 ? 4 << 20 : 0;
+    options.ring = (fst_ring)(seed % FST_RING_COUNT);
+    return options;
+}
+
+TEST(loads_and_streams)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    size_t good = 0, failed = 0;
+    for (uint64_t seed = 0; seed < 210; seed++) {
+        int descriptors = open_descriptors();
+        fst_model *model;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        fst_load_options options = chosen_options(seed);
+        if (seed % 2 == 0) fixture_evict(path);
+        begin_faults(seed);
+        fst_status status;
+        bool right = stream_is_right(model, &options, &status);
+        fsti_io_fault_hook_set(NULL);
+        fst_model_close(model);
+        CHECK(right);
+        if (status == FST_E_UNSUPPORTED) continue; // no O_DIRECT here
+        CHECK(is_expected(status));
+        good += status == FST_END;
+        failed += status != FST_END;
+        CHECK(nothing_left(descriptors));
+    }
+    printf("# %zu right, %zu failed, %ld faults\n", good, failed, atomic_load(&faults_done));
+    CHECK(good > 60 && failed > 12 && atomic_load(&faults_done) > 500);
+}
+
+/// Saves what a load gave, perhaps converted, as the convert command does.
+static fst_status save_copy(fst_model *model, const char *path, uint64_t seed) {
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
+    fst_save_tensor rows[COUNT];
+    fst_tensor *held[COUNT] = {0};
+    fst_loader *loader = NULL;
+    fst_writer *writer = NULL;
+    size_t count = 0;
+    fst_status status = fst_loader_open(model, &options, &loader, NULL);
+    for (; status == FST_OK && count < COUNT; count++) {
+        status = fst_loader_next(loader, -1, &held[count], NULL);
+        if (status != FST_OK) break;
+        fst_tensor_view view;
+        status = fst_tensor_view_get(held[count], &view, NULL);
+        rows[count] = (fst_save_tensor){.name = view.name,
+                                        .name_size = view.name_size,
+                                        .dtype = view.dtype,
+                                        .rank = view.rank,
+                                        .shape = view.shape,
+                                        .data = view.data};
+    }
+    fst_save_options save = {.struct_size = sizeof save,
+                             .promise = (fst_save_promise)(seed % 2),
+                             .engine = (fst_save_engine)(seed / 2 % FST_SAVE_ENGINE_COUNT),
+                             .order = FST_SAVE_ORDER_GIVEN};
+    if (status == FST_OK) status = fst_writer_open(path, rows, count, &save, &writer, NULL);
+    if (status == FST_OK) status = fst_writer_commit(writer, NULL);
+    fst_writer_close(writer);
+    for (size_t i = 0; i < COUNT; i++) fst_tensor_unref(held[i]);
+    fst_loader_close(loader);
+    return status;
+}
+
+TEST(saves_and_copies)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    char copy[256];
+    snprintf(copy, sizeof copy, "%s", fixture_path("copy"));
+    size_t good = 0, failed = 0;
+    for (uint64_t seed = 0; seed < 140; seed++) {
+        int descriptors = open_descriptors();
+        fst_model *model;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        bool was_there = access(copy, F_OK) == 0;
+        begin_faults(seed);
+        fst_status status = save_copy(model, copy, seed);
+        fsti_io_fault_hook_set(NULL);
+        fst_model_close(model);
+        if (status == FST_E_UNSUPPORTED) continue;
+        CHECK(is_expected(status));
+        good += status == FST_OK;
+        failed += status != FST_OK;
+        // A whole file, of this save or an earlier one, or none.
+        CHECK((access(copy, F_OK) == 0) == (was_there || status == FST_OK));
+        if (access(copy, F_OK) == 0) {
+            fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
+            CHECK_INT(fst_model_open(copy, NULL, &model, NULL), FST_OK);
+            CHECK(stream_is_right(model, &options, &status) && status == FST_END);
+            fst_model_close(model);
+        }
+        if (seed % 16 == 0) unlink(copy);
+        CHECK(nothing_left(descriptors));
+    }
+    CHECK(good > 40 && failed > 10);
+}
+
+/// Does something to the file when the load has begun.
+static void disturb(const char *path, uint64_t seed) {
+    char other[256];
+    snprintf(other, sizeof other, "%s", fixture_path("other"));
+    usleep((useconds_t)(seed * 37 % 2500));
+    if (seed % 3 == 0) {
+        if (truncate(path, (off_t)(seed * 7919 % (COUNT * BYTES))) != 0) abort();
+    } else if (seed % 3 == 1) {
+        if (rename(other, path) != 0) abort(); // another file of that name
+    } else {
+        int fd = open(path, O_WRONLY | O_CLOEXEC);
+        if (fd < 0 || pwrite(fd, "changed", 7, (off_t)(COUNT * BYTES / 2)) != 7) abort();
+        close(fd);
+    }
+}
+
+TEST(files_that_shrink_change_or_are_replaced)
+{
+    size_t good = 0, failed = 0;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        const char *path = fixture_tensors("sweep", COUNT, BYTES);
+        fixture_tensors("other", COUNT, BYTES + 1);
+        int descriptors = open_descriptors();
+        fst_model *model;
+        fst_loader *loader = NULL;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        fst_load_options options = chosen_options(seed);
+        options.budget_bytes = 0;
+        fst_status status = fst_loader_open(model, &options, &loader, NULL);
+        disturb(path, seed);
+        if (status == FST_OK) status = fst_loader_wait(loader, -1, NULL);
+        // A file of the same name is another file: the one that was opened is read.
+        bool right = status != FST_OK || seed % 3 != 1;
+        for (size_t i = 0; status == FST_OK && i < COUNT && seed % 3 == 1; i++) {
+            fst_tensor *tensor;
+            fst_tensor_view view;
+            right = fst_loader_item(loader, i, &tensor, NULL) == FST_OK &&
+                    fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
+                    fixture_matches(view.data, i * BYTES, BYTES);
+            fst_tensor_unref(tensor);
+            if (!right) break;
+        }
+        fst_loader_close(loader);
+        fst_model_close(model);
+        CHECK(right);
+        CHECK(is_expected(status) || status == FST_E_UNSUPPORTED);
+        good += status == FST_OK;
+        failed += status != FST_OK;
+        CHECK(nothing_left(descriptors));
+    }
+    CHECK(good >= 15 && failed >= 5);
+}
+
+TEST(no_more_descriptors)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    char copy[256];
+    snprintf(copy, sizeof copy, "%s", fixture_path("copy"));
+    struct rlimit limit, tight;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    int descriptors = open_descriptors();
+    bool succeeded = false;
+    size_t failed = 0;
+    for (int more = 0; more < 12; more++) {
+        tight = (struct rlimit){(rlim_t)(descriptors - 3 + more), limit.rlim_max};
+        CHECK_INT(setrlimit(RLIMIT_NOFILE, &tight), 0);
+        fst_model *model = NULL;
+        fst_error error = {0};
+        fst_status status = fst_model_open(path, NULL, &model, &error);
+        if (status == FST_OK) status = save_copy(model, copy, (uint64_t)more);
+        fst_model_close(model);
+        CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        succeeded = status == FST_OK;
+        failed += !succeeded;
+        CHECK(succeeded || status == FST_E_IO || status == FST_E_NOT_FOUND ||
+              status == FST_E_UNSUPPORTED);
+        CHECK(nothing_left(descriptors));
+    }
+    CHECK(succeeded && failed > 0);
+}
+
+// ---- threads that do not start, a ring that dies: by the linker's --wrap ----
+
+static atomic_long threads_left = -1, ring_calls_left = -1;
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument) {
+    if (atomic_load(&threads_left) == 0) return EAGAIN;
+    if (atomic_load(&threads_left) > 0) atomic_fetch_sub(&threads_left, 1);
+    return __real_pthread_create(thread, attributes, run, argument);
+}
+
+long __real_syscall(long number, ...);
+long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f);
+long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
+    if (number == SYS_io_uring_enter && atomic_load(&ring_calls_left) >= 0 &&
+        atomic_fetch_sub(&ring_calls_left, 1) <= 0) {
+        atomic_store(&ring_calls_left, 0);
+        // Waiting for what was submitted still works: the kernel has it.
+        if (b > 0) {
+            errno = EBADFD;
+            return -1;
+        }
+    }
+    return __real_syscall(number, a, b, c, d, e, f);
+}
+
+TEST(threads_that_do_not_start)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    for (long count = 0; count < 6; count++) {
+        int descriptors = open_descriptors();
+        fst_model *model;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        fst_load_options options = chosen_options(0);
+        options.thread_count = 5;
+        atomic_store(&threads_left, count);
+        fst_status status;
+        bool right = stream_is_right(model, &options, &status);
+        atomic_store(&threads_left, -1);
+        fst_model_close(model);
+        CHECK(right);
+        // One thread does the work of all; none is an error.
+        CHECK(count == 0 ? status != FST_END : status == FST_END);
+        CHECK(nothing_left(descriptors));
+    }
+}
+
+TEST(a_ring_that_dies)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    size_t failed = 0;
+    for (long calls = 0; calls < 40; calls++) {
+        int descriptors = open_descriptors();
+        fst_model *model;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        fst_load_options options = {
+            .struct_size = sizeof options, .mode = FST_MODE_LOAD, .engine = FST_ENGINE_URING};
+        atomic_store(&ring_calls_left, calls);
+        fst_status status;
+        bool right = stream_is_right(model, &options, &status);
+        atomic_store(&ring_calls_left, -1);
+        fst_model_close(model);
+        CHECK(right);
+        if (status == FST_E_UNSUPPORTED) {
+            check_skip_reason = "no io_uring, or no O_DIRECT";
+            return;
+        }
+        CHECK(is_expected(status));
+        failed += status != FST_END;
+        CHECK(nothing_left(descriptors));
+    }
+    CHECK(failed > 0);
+}
