@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs every fuzz target in turn for --seconds each, under the sanitizers. Needs clang.
+What Python adds is fuzzed by fuzz/fuzz_python.py.
 
 New inputs go to build/fuzz/corpus-NAME; a crash is written beside them and fails the run.
 """
@@ -52,6 +53,24 @@ def main() -> int:
                         if row.startswith("stat::") or " DONE " in row or "ERROR" in row))
         if done.returncode:
             print(done.stderr[-4000:])
+            return 1
+    return fuzz_python(arguments)
+
+
+def fuzz_python(arguments: argparse.Namespace) -> int:
+    """What Python adds, where the package and torch are installed."""
+    for what in ("slices", "dlpack"):
+        if arguments.only not in (None, what):
+            continue
+        found = subprocess.run([sys.executable, "-c", "import torch, fastsafetensors"],
+                               capture_output=True, check=False)
+        if found.returncode:
+            print(f"skipped {what}: the package or torch is not installed here")
+            continue
+        print(f"{what}: {arguments.seconds} s", flush=True)
+        done = subprocess.run([sys.executable, str(ROOT / "fuzz/fuzz_python.py"), what,
+                               "--seconds", str(arguments.seconds)], check=False)
+        if done.returncode:
             return 1
     return 0
 

@@ -166,6 +166,14 @@ static int check_stream(const fst_tensor_view *view, PyObject *stream) {
     return good;
 }
 
+/// A tuple of two numbers, or None, which leaves them; false with an exception.
+static int read_pair(PyObject *pair, const char *what, int *first, int *second) {
+    if (pair == Py_None) return 1;
+    if (PyTuple_Check(pair)) return PyArg_ParseTuple(pair, "ii", first, second);
+    PyErr_Format(PyExc_TypeError, "%s must be a tuple of two numbers", what);
+    return 0;
+}
+
 static PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"stream", "max_version", "dl_device", "copy", "as_bytes", NULL};
     PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
@@ -177,8 +185,9 @@ static PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
     dl_device own = fstpy_dlpack_device(&view);
     int major = 0, minor = 0, type = own.type, id = own.id;
     if (!check_stream(&view, stream)) return NULL;
-    if (version != Py_None && !PyArg_ParseTuple(version, "ii", &major, &minor)) return NULL;
-    if (device != Py_None && !PyArg_ParseTuple(device, "ii", &type, &id)) return NULL;
+    if (!read_pair(version, "max_version", &major, &minor) ||
+        !read_pair(device, "dl_device", &type, &id))
+        return NULL;
     if (type != own.type || id != own.id || copy == Py_True) {
         PyErr_SetString(PyExc_BufferError,
                         "only an export to where the tensor is, without a copy, is possible");

@@ -190,6 +190,25 @@ TEST(every_small_slice)
     }
 }
 
+/// The plan describes every piece: beyond 2^22 of them it would outgrow what was asked for.
+TEST(slices_of_too_many_pieces_are_refused)
+{
+    model m;
+    init_model(&m, 8);
+    uint64_t shape[4] = {1 << 12, 1 << 11, 2, 4}, begin[4] = {0}, end[4] = {1 << 12, 1 << 11, 1, 1};
+    add_tensor(&m, FST_DTYPE_U8, 4, shape);
+    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_want want = {.slice_begin = begin, .slice_end = end};
+    fsti_plan plan;
+    fst_error error;
+    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, &error), FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "too many") != NULL || strstr(error.message, "pieces") != NULL);
+    CHECK(plan.segments == NULL);
+    end[0] = 1;
+    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, &error), FST_OK);
+    fsti_plan_clear(&plan);
+}
+
 /// Requests of random tensors and slices, overlapping ones and ones with destinations too.
 TEST(random_requests)
 {
