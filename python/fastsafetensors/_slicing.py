@@ -54,7 +54,12 @@ def _make_plan(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
 
 
 def plan_torch(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | None:
-    """Plan what a torch tensor gives for an index; None: read it whole and let torch index it."""
+    """Plan what a torch tensor gives for an index; None: read it whole and let torch index it.
+
+    IndexError for more than one Ellipsis: torch takes them, but reads memory that it does not own.
+    """
+    if sum(part is Ellipsis for part in parts) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
     if not all(_is_int(p) or isinstance(p, slice) or p is Ellipsis for p in parts):
         return None
     if not shape:

