@@ -5,9 +5,9 @@
     python fuzz/fuzz_python.py slices|dlpack --seconds 60 [--seed N]
 
 slices: any index of a tensor gives what torch gives of the loaded tensor, errors included.
-dlpack: any export, by any arguments, is refused or gives the same bytes, also to an importer that is
-told another version, stream or device, and whatever is dropped first; addresses, shapes and strides
-of dlpack_at() that make no sense are refused.
+dlpack: any export, by any arguments, is refused or gives the same bytes, also to an importer that
+is told another version, stream or device, and whatever is dropped first; addresses, shapes and
+strides of dlpack_at() that make no sense are refused.
 Both print how many cases they tried; a case that fails prints its seed.
 """
 
@@ -109,9 +109,11 @@ def try_dlpack(random_, model, tensors):
     if random_.random() < 0.4:
         arguments["stream"] = random_.choice([None, None, 0, 1, -1, 7, 1 << 70, "x"])
     if random_.random() < 0.4:
-        arguments["max_version"] = random_.choice([None, (1, 0), (0, 8), (2, 1), (1,), "x", (1, "a")])
+        versions = [None, (1, 0), (0, 8), (2, 1), (1,), "x", (1, "a")]
+        arguments["max_version"] = random_.choice(versions)
     if random_.random() < 0.3:
-        arguments["dl_device"] = random_.choice([None, (1, 0), (2, 0), (1, 1), (1 << 40, 0), "cpu"])
+        devices = [None, (1, 0), (2, 0), (1, 1), (1 << 40, 0), "cpu"]
+        arguments["dl_device"] = random_.choice(devices)
     if random_.random() < 0.3:
         arguments["copy"] = random_.choice([None, True, False, 3])
     if random_.random() < 0.2:

@@ -41,8 +41,9 @@ def count_junit(path: pathlib.Path) -> Counter[str]:
     """Passed, failed and skipped tests of a JUnit file; prints why tests were skipped."""
     counts: Counter[str] = Counter()
     reasons = tap_skip_reasons(path.parent)
-    suites = ElementTree.parse(path).iter("testsuite")
-    for suite, case in [(suite, case) for suite in suites for case in suite.iter("testcase")]:
+    cases = [(suite, case) for suite in ElementTree.parse(path).iter("testsuite")
+             for case in suite.iter("testcase")]
+    for suite, case in cases:
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             counts["failed"] += 1

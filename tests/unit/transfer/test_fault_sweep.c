@@ -7,6 +7,7 @@
 #include <fastsafetensors.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -296,18 +297,23 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 }
 
 long __real_syscall(long number, ...);
-long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f);
-long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
+long __wrap_syscall(long number, ...);
+long __wrap_syscall(long number, ...) {
+    long values[6]; // as many as a system call may have
+    va_list arguments;
+    va_start(arguments, number);
+    for (int i = 0; i < 6; i++) values[i] = va_arg(arguments, long);
+    va_end(arguments);
     if (number == SYS_io_uring_enter && atomic_load(&ring_calls_left) >= 0 &&
         atomic_fetch_sub(&ring_calls_left, 1) <= 0) {
         atomic_store(&ring_calls_left, 0);
         // Waiting for what was submitted still works: the kernel has it.
-        if (b > 0) {
+        if (values[1] > 0) {
             errno = EBADFD;
             return -1;
         }
     }
-    return __real_syscall(number, a, b, c, d, e, f);
+    return __real_syscall(number, values[0], values[1], values[2], values[3], values[4], values[5]);
 }
 
 TEST(threads_that_do_not_start)
