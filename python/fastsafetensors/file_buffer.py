@@ -47,6 +47,7 @@ class LoadedFile:
         self.dtype = DType.AUTO
         self.closed = False
         self.log_level = logging.DEBUG
+        self.goes_far = False  # to a device, by the library's own pipeline
 
     def raw(self, name: str, framework: FrameworkOpBase) -> Any:
         """Return a tensor of the framework, made when it is first asked for, the same ever after.
@@ -88,12 +89,20 @@ class LoadedFile:
             found = self.tensors.setdefault(name, framework.adopt(raw, dtype))
         return found
 
+    def _tell_gds(self) -> None:
+        """Say once why files are not read straight to a GPU, where that was wished for."""
+        if self.goes_far and self.loader is not None:
+            from ._gpu import tell_gds
+
+            tell_gds(self.loader.stats()["reason"])
+
     def close(self) -> None:
         """Let go of the load and its tensors; those handed out stay valid."""
         self.closed = True
         if self.loader is not None and _logger.isEnabledFor(self.log_level):
             _logger.log(self.log_level, "%s: %s", self.metadata.src, _summary(self.loader.stats()))
         if self.loader is not None:
+            self._tell_gds()
             self.loader.close()
         self.loader = None
         self.tensors = {}

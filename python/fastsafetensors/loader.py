@@ -223,6 +223,7 @@ class BaseSafeTensorsFileLoader:
         engine = _ENGINES.get(os.environ.get("FASTSAFETENSORS_ODIRECT", ""), "auto")
         file.log_level = logging.INFO if self.debug_log else logging.DEBUG
         options = {"mode": "load", **self.framework.load_options(self.device, self.gds)}
+        file.goes_far = "device" in options
         try:
             file.loader = model.load(names, dtype=wish, threads=threads, engine=engine, **options)
         except RuntimeError as error:

@@ -188,12 +188,19 @@ def test_earlier_loaders_load_there(sample):
         with f.fastsafe_open([path], device="cuda:1", nogds=True) as g:
             return g.get_tensor("large").clone()
     check(opened)
+    import logging
+    told = []
+    logger = logging.getLogger("fastsafetensors._gpu")
+    logger.setLevel(logging.INFO)
+    logger.addFilter(lambda record: told.append(record.getMessage()) or True)
     def batches():
         loader = f.ParallelLoader(f.SingleGroup(), [path], device="cuda:1", use_tqdm_on_load=False)
         found = {name: tensor.clone() for name, tensor in loader.iterate_weights()}
         loader.close()
         return found["large"]
     check(batches)
+    check(batches)
+    assert len(told) == 1 and "GPUDirect Storage is not used" in told[0], told  # and only once
     loader = f.SafeTensorsFileLoader(f.SingleGroup(), "cuda:1", strict=True)
     loader.add_filenames({0: [path]})
     os.environ["FAKE_GDS_MODE"] = "1"

@@ -13,8 +13,8 @@
 struct device_lane {
     fsti_device *device;
     fsti_ring *ring;
-    bool has_kernels;
-    pthread_mutex_t lock; ///< for what follows
+    atomic_bool lacks_kernels; ///< the device could not do what was asked of it
+    pthread_mutex_t lock;      ///< for what follows
     pthread_cond_t slot_changed;
     uint32_t free_slots[FSTI_RING_SLOT_COUNT_MAX];
     uint32_t free_count;
@@ -37,7 +37,6 @@ static fst_status fill_lane(fsti_pipeline *pipeline, device_lane *lane, fst_erro
     // A kept ring may have more slots than this load may use.
     lane->free_count = (uint32_t)fsti_min(lane->free_count, slots_wanted(job));
     for (uint32_t i = 0; i < lane->free_count; i++) lane->free_slots[i] = lane->free_count - 1 - i;
-    lane->has_kernels = fsti_device_has_kernels(job->device);
     if (job->stream != 0) FST_TRY(fsti_ring_follow(lane->ring, job->stream, error));
     return FST_OK;
 }
@@ -189,16 +188,28 @@ static fst_status send_linear(fsti_pipeline *pipeline, uint32_t chunk, uint32_t 
     return fsti_ring_send(pipeline->device_lane->ring, slot, &parcel, error);
 }
 
+/// Whether a chunk of the extent may be more than a few plain copies. The kernel is compiled by the
+/// driver when it is first wanted, which takes longer than many a load.
+static bool wants_kernel(const fsti_plan *plan, const fsti_plan_extent *extent) {
+    if (extent->converts || extent->segment_count > FSTI_RING_COPY_COUNT_MAX) return true;
+    for (size_t i = 0; i < extent->segment_count; i++)
+        if (plan->segments[extent->segment_first + i].run_count > 1) return true;
+    return false;
+}
+
 static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32_t slot,
                                  worker_counts *counts, fst_error *error) {
-    const device_lane *lane = pipeline->device_lane;
+    device_lane *lane = pipeline->device_lane;
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_chunk *range = &plan->chunks[chunk];
     const fsti_plan_extent *extent = &plan->extents[range->extent];
     const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
     uint64_t origin = fsti_chunk_origin(range);
     parcel_maker *maker;
-    FST_TRY(fsti_parcel_open(lane->ring, slot, lane->data[slot], lane->has_kernels, &maker, error));
+    bool wanted = wants_kernel(plan, extent);
+    bool has_kernels = wanted && fsti_device_has_kernels(lane->device);
+    if (wanted && !has_kernels) atomic_store(&lane->lacks_kernels, true);
+    FST_TRY(fsti_parcel_open(lane->ring, slot, lane->data[slot], has_kernels, &maker, error));
     uint64_t end = extent->converts
                        ? fsti_min(range->end + FSTI_PLAN_UNIT_BYTES_MAX - 1, extent->end)
                        : range->end;
@@ -263,5 +274,6 @@ void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t 
              (unsigned)fsti_min(slots_wanted(&pipeline->job), fsti_ring_slot_count(lane->ring)),
              (unsigned)(FSTI_RING_CHUNK_BYTES_MAX >> 20),
              fsti_ring_is_locked(lane->ring) ? "" : ", not all of them locked (slower)",
-             lane->has_kernels ? "" : ", converted by the processors", pipeline->gds_reason);
+             atomic_load(&lane->lacks_kernels) ? ", taken apart by the processors" : "",
+             pipeline->gds_reason);
 }
