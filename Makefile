@@ -11,7 +11,7 @@ SOURCES := $(shell find src include python cli man meson.build meson_options.txt
 	README.md -type f -not -name '*.pyc' 2>/dev/null)
 SECONDS_FUZZ := $(or $(SECONDS),60)
 
-.PHONY: all demo test unittest lint install install-test dist bench fuzz coverage soak gpu-check valgrind test-aarch64 clean help
+.PHONY: all demo test unittest lint install install-test dist bench fuzz coverage soak gpu-check valgrind sanitize-python test-aarch64 clean help
 
 all: $(RELEASE)/build.ninja
 	@$(BIN)/ninja -C $(RELEASE)
@@ -49,6 +49,10 @@ demo: all $(VENV)/.test-ready $(VENV)/.package-ready
 
 test unittest: $(VENV)/.test-ready $(VENV)/.package-ready
 	@$(BIN)/python tools/run_tests.py $(if $(SANITIZE),--sanitize --tsan)
+
+# Python tests with the extension under the sanitizers.
+sanitize-python: $(VENV)/.test-ready
+	@$(BIN)/python tools/sanitize_python.py $(TESTS)
 
 # Some of the C tests under valgrind, which must be installed.
 valgrind: $(VENV)/.build-ready
