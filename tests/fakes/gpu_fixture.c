@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "check.h"
 #include "fixture.h"
 
 static gpu_fake fakes[2] = {{.kind = FST_DEVICE_CUDA, .name = "libcuda.so.1"},
@@ -201,4 +204,19 @@ const char *gpu_all_patterns(size_t index) {
         abort();
     free(bytes);
     return path;
+}
+
+bool gpu_restart_with(const char *name, const char *value) {
+    pid_t child = fork();
+    if (child == 0) {
+        setenv(name, value, 1);
+        execl("/proc/self/exe", "again", (char *)NULL);
+        _exit(99);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    // Under an emulator a program may not be able to start itself.
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 99)
+        check_skip_reason = "the program can't start itself here";
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 99);
 }

@@ -38,6 +38,10 @@ fst_model *gpu_small_model(size_t count);
 const char *gpu_all_patterns(size_t index);
 extern const size_t gpu_pattern_count;
 
+/// Runs this program again with another setting in its environment; true when that ended with 0, or
+/// could not be done (then the test is marked as skipped). For drivers are loaded once a process.
+bool gpu_restart_with(const char *name, const char *value);
+
 /// True when both hold the same bytes; `far` lies on a device.
 bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near);
 /// Loads by the options and to ordinary memory, and compares; *stats (may be NULL) are the

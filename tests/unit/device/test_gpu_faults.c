@@ -186,21 +186,12 @@ __attribute__((constructor)) static void meet_if_asked(void) {
     if (expected != NULL) exit(meet_driver(expected));
 }
 
-/// Runs this program again with two settings; true when it met what was expected.
+/// Runs this program again with a setting; true when it met what was expected.
 static bool meets(const char *name, const char *value, const char *expected) {
-    pid_t child = fork();
-    if (child == 0) {
-        setenv(name, value, 1);
-        setenv("MEET_DRIVER", expected, 1);
-        execl("/proc/self/exe", "test_gpu", (char *)NULL);
-        _exit(99);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    // Under an emulator a program may not be able to start itself.
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 99)
-        check_skip_reason = "the program can't start itself here";
-    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 99);
+    setenv("MEET_DRIVER", expected, 1);
+    bool met = gpu_restart_with(name, value);
+    unsetenv("MEET_DRIVER");
+    return met;
 }
 
 TEST(drivers_that_can_not_be_used)
