@@ -80,6 +80,17 @@ static bool is_expected(fst_status status) {
            status == FST_E_SHORT_READ || status == FST_E_NO_SPACE || status == FST_E_FILE_CHANGED;
 }
 
+/// True when the view holds tensor `index`, or, converted, its bytes as 16-bit integers.
+static bool is_tensor(const fst_tensor_view *view, size_t index) {
+    if (view->dtype == FST_DTYPE_U8)
+        return view->size_bytes == BYTES && fixture_matches(view->data, index * BYTES, BYTES);
+    const int16_t *values = view->data;
+    if (view->dtype != FST_DTYPE_I16 || view->size_bytes != 2 * BYTES) return false;
+    for (uint64_t i = 0; i < BYTES; i++)
+        if (values[i] != fixture_byte(index * BYTES + i)) return false;
+    return true;
+}
+
 /// True when no tensor of the stream has a wrong byte. *status: how it ended.
 static bool stream_is_right(fst_model *model, const fst_load_options *options, fst_status *status) {
     fst_loader *loader = NULL;
@@ -90,8 +101,7 @@ static bool stream_is_right(fst_model *model, const fst_load_options *options, f
         *status = fst_loader_next(loader, -1, &tensor, NULL);
         if (*status != FST_OK) break;
         fst_tensor_view view;
-        right = right && fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
-                view.size_bytes == BYTES && fixture_matches(view.data, i * BYTES, BYTES);
+        right = right && fst_tensor_view_get(tensor, &view, NULL) == FST_OK && is_tensor(&view, i);
         fst_tensor_unref(tensor);
     }
     fst_loader_close(loader);
@@ -104,6 +114,8 @@ static fst_load_options chosen_options(uint64_t seed) {
     options.thread_count = (uint32_t)(seed % 5);
     options.budget_bytes = seed % 3 == 0 ? 4 << 20 : 0;
     options.ring = (fst_ring)(seed % FST_RING_COUNT);
+    options.convert = seed % 4 == 1; // bytes to 16-bit integers, on the way
+    options.dtype = FST_DTYPE_I16;
     return options;
 }
 
@@ -228,6 +240,7 @@ TEST(files_that_shrink_change_or_are_replaced)
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         fst_load_options options = chosen_options(seed);
         options.budget_bytes = 0;
+        options.convert = 0;
         fst_status status = fst_loader_open(model, &options, &loader, NULL);
         disturb(path, seed);
         if (status == FST_OK) status = fst_loader_wait(loader, -1, NULL);
