@@ -3,6 +3,8 @@
 /// the format says is a SafetensorError.
 #include "module.h"
 
+#include <string.h>
+
 #include <errno.h>
 #include <stdio.h>
 
@@ -186,4 +188,11 @@ PyObject *fstpy_raise(module_state *state, const fst_error *error) {
     }
     Py_DECREF(message);
     return NULL;
+}
+
+int fstpy_find_word(const char *word, const char *const *words, int count, const char *what) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
+    return -1;
 }

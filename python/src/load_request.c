@@ -125,13 +125,6 @@ static int read_items(module_state *state, const fst_model *model, PyObject *seq
     return 1;
 }
 
-static int find_word(const char *word, const char *const *words, int count, const char *what) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(word, words[i]) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
-    return -1;
-}
-
 /// The words of a request, as they come from Python.
 typedef struct request_words {
     const char *mode, *engine, *order, *ring, *numa, *dtype, *device, *gds, *unified;
@@ -161,7 +154,7 @@ static int read_words(const request_words *words, fst_load_options *options) {
                            words->numa, words->gds,    words->unified};
     int numbers[7];
     for (int i = 0; i < 7; i++) {
-        numbers[i] = find_word(given[i], lists[i].words, lists[i].count, lists[i].what);
+        numbers[i] = fstpy_find_word(given[i], lists[i].words, lists[i].count, lists[i].what);
         if (numbers[i] < 0) return 0;
     }
     options->mode = (fst_load_mode)numbers[0];

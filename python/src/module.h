@@ -36,6 +36,8 @@ PyObject *fstpy_error_class_new(void);
 PyObject *fstpy_tensor_wrap(module_state *state, fst_tensor *tensor);
 /// A capsule "dltensor" whose deleter only drops a C reference; takes over one of
 /// `tensor`. As bytes: one dimension of uint8, for importers that lack the dtype.
+/// The number of a word of a request among `words`; -1 with a ValueError that says `what`.
+int fstpy_find_word(const char *word, const char *const *words, int count, const char *what);
 /// Where DLPack says that a tensor lies.
 dl_device fstpy_dlpack_device(const fst_tensor_view *view);
 PyObject *fstpy_dlpack_capsule(fst_tensor *tensor, int as_bytes);

@@ -166,21 +166,16 @@ static int read_files(PyObject *file_of, save_request *request) {
     return 1;
 }
 
-static int find_word(const char *word, const char *const *words, int count, const char *what) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(word, words[i]) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
-    return -1;
-}
-
 static int read_words(const char *promise, const char *order, const char *engine,
                       fst_save_options *options) {
     static const char *const promises[] = {"quick", "durable"};
     static const char *const orders[] = {"reference", "name", "given"};
     static const char *const engines[] = {"auto", "buffered", "direct", "uring"};
-    int promise_at = find_word(promise, promises, FST_SAVE_PROMISE_COUNT, "promise");
-    int order_at = promise_at < 0 ? -1 : find_word(order, orders, FST_SAVE_ORDER_COUNT, "order");
-    int engine_at = order_at < 0 ? -1 : find_word(engine, engines, FST_SAVE_ENGINE_COUNT, "engine");
+    int promise_at = fstpy_find_word(promise, promises, FST_SAVE_PROMISE_COUNT, "promise");
+    int order_at =
+        promise_at < 0 ? -1 : fstpy_find_word(order, orders, FST_SAVE_ORDER_COUNT, "order");
+    int engine_at =
+        order_at < 0 ? -1 : fstpy_find_word(engine, engines, FST_SAVE_ENGINE_COUNT, "engine");
     if (engine_at < 0) return 0;
     options->promise = (fst_save_promise)promise_at;
     options->order = (fst_save_order)order_at;
