@@ -3,8 +3,14 @@
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/// What must hold; else the input is a finding.
+static inline void require(bool condition) {
+    if (!condition) __builtin_trap();
+}
 
 typedef struct fuzz_input {
     const uint8_t *data;

@@ -15,10 +15,6 @@
 #define RANK_MAX 4
 #define FILE_BYTES_MAX ((uint64_t)1 << 34)
 
-static void require(bool condition) {
-    if (!condition) __builtin_trap();
-}
-
 /// Large dimensions only where nothing is sliced within: a plan describes every piece of a slice.
 static bool is_large;
 

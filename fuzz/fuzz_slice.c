@@ -19,10 +19,6 @@ typedef struct sample {
     uint64_t file_bytes;
 } sample;
 
-static void require(bool condition) {
-    if (!condition) __builtin_trap();
-}
-
 static bool make_sample(fuzz_input *input, sample *out) {
     char text[4096] = "{";
     size_t used = 1;

@@ -28,10 +28,6 @@ typedef struct save_case {
 
 static char content[1 << 16];
 
-static void require(bool condition) {
-    if (!condition) __builtin_trap();
-}
-
 static size_t take_text(fuzz_input *input, char *text, size_t capacity) {
     size_t size = fuzz_below(input, (uint32_t)capacity);
     for (size_t i = 0; i < size; i++) text[i] = (char)fuzz_byte(input);
