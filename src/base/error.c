@@ -33,14 +33,22 @@ __attribute__((format(printf, 3, 4))) static void append_text(char *text, size_t
     va_end(arguments);
 }
 
-/// Names come from files: control bytes would let them write on a terminal.
+/// Messages quote names and texts of files: control characters (C1 ones, too, as UTF-8 writes
+/// them) would let a file write on a terminal.
+static void make_printable(char *text, size_t size) {
+    unsigned char *bytes = (unsigned char *)text;
+    for (size_t i = 0; i < size; i++) {
+        if (bytes[i] < 0x20 || bytes[i] == 0x7f) bytes[i] = '?';
+        if (bytes[i] == 0xc2 && bytes[i + 1] >= 0x80 && bytes[i + 1] < 0xa0)
+            bytes[i] = bytes[i + 1] = '?';
+    }
+}
+
 static void copy_printable(char *target, size_t capacity, const char *source, size_t size) {
     size_t count = size < capacity - 1 ? size : capacity - 1;
-    for (size_t i = 0; i < count; i++) {
-        unsigned char byte = (unsigned char)source[i];
-        target[i] = byte < 0x20 || byte == 0x7f ? '?' : (char)byte;
-    }
+    memcpy(target, source, count);
     target[count] = '\0';
+    make_printable(target, count);
 }
 
 /// Says where, as far as `place` knows.
@@ -57,7 +65,9 @@ static void append_place(fst_error *error, const fsti_error_place *place) {
 }
 
 void fsti_error_locate(fst_error *error, const fsti_error_place *place) {
-    if (error != NULL) append_place(error, place);
+    if (error == NULL) return;
+    append_place(error, place);
+    make_printable(error->message, strlen(error->message));
 }
 
 fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place place,
@@ -78,6 +88,7 @@ fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place 
     }
     if (place.os_errno != 0)
         append_text(error->message, sizeof error->message, ": %s", strerror(place.os_errno));
+    make_printable(error->message, strlen(error->message));
     return status;
 }
 

@@ -220,3 +220,14 @@ TEST(nonsense_arguments)
     fst_live_buffers(NULL, NULL);
     CHECK(fst_version()[0] != '\0');
 }
+
+TEST(an_index_writes_nothing_on_a_terminal)
+{
+    static const char text[] = "{\"weight_map\":{\"a\":\"../\\u001b[31mX\"}}";
+    const char *path = fixture_file("escape.safetensors.index.json", text, sizeof text - 1);
+    fst_model *model;
+    fst_error error;
+    CHECK(open_path(path, &model, &error) != FST_OK);
+    CHECK_CONTAINS(error.message, "[31mX");
+    CHECK(strchr(error.message, 0x1b) == NULL);
+}

@@ -22,6 +22,16 @@ TEST(error_message_has_everything)
     CHECK_INT(fsti_error_set(NULL, FST_E_IO, place, "x"), FST_E_IO);
 }
 
+TEST(error_message_drives_no_terminal)
+{
+    fst_error error;
+    // What a message quotes comes from files, too; C1 controls are two bytes of UTF-8.
+    CHECK_INT(
+        fsti_error_set(&error, FST_E_IO, FSTI_NOWHERE, "bad `%s`", "\x1b[31m\xc2\x9b\xc3\xa9\n"),
+        FST_E_IO);
+    CHECK_TEXT(error.message, "bad `?[31m??\xc3\xa9?`");
+}
+
 TEST(error_message_is_cut_not_overrun)
 {
     char name[4096];
