@@ -9,7 +9,13 @@
 #include <stdint.h>
 
 /// Exit codes of all subcommands.
-enum { EXIT_GOOD = 0, EXIT_INVALID = 1, EXIT_UNREADABLE = 2 };
+enum {
+    EXIT_GOOD = 0,
+    EXIT_INVALID = 1,    ///< the answer is no: invalid, different, nothing matches
+    EXIT_UNREADABLE = 2, ///< something could not be read or written
+    EXIT_USAGE = 3,      ///< the command line is wrong
+    EXIT_MISSING = 4,    ///< what this needs is not installed: Python, torch, a library
+};
 
 /// A subcommand; `argv[0]` is its name.
 typedef int (*cli_command)(int argc, char **argv);
@@ -28,7 +34,7 @@ int cmd_hash(int argc, char **argv);
 /// Says a failure on stderr and returns the exit code for it: what the format forbids is invalid,
 /// what the system refuses is unreadable.
 int cli_fail(const fst_error *error);
-/// Wrong usage: prints the message and a hint at --help; returns EXIT_UNREADABLE.
+/// Wrong usage: prints the message and a hint at --help; returns EXIT_USAGE.
 __attribute__((format(printf, 2, 3))) int cli_usage(const char *command, const char *format, ...);
 
 /// Colours and bars are for terminals only, and not where NO_COLOR is set.

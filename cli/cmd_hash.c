@@ -45,7 +45,7 @@ static int embed_digests(fst_model *model, const hash_request *request, const ch
 
 static int hash_model(const hash_request *request) {
     const digest_library *library = cli_digest_library(request->algorithm);
-    if (library == NULL) return EXIT_UNREADABLE;
+    if (library == NULL) return EXIT_MISSING;
     fst_model *model;
     fst_error error;
     char *text;
@@ -89,6 +89,10 @@ int cmd_hash(int argc, char **argv) {
     if (optind + 1 != argc) return cli_usage("hash", "expected one PATH");
     if (request.write && request.embed != NULL)
         return cli_usage("hash", "--write or --embed, not both");
+    if (request.dry_run && !request.write && request.embed == NULL)
+        return cli_usage("hash", "--dry-run is of --write and --embed");
+    if (strcmp(request.algorithm, "xxh3") != 0 && strcmp(request.algorithm, "sha256") != 0)
+        return cli_usage("hash", "unknown algorithm '%s': xxh3 or sha256", request.algorithm);
     request.path = argv[optind];
     return hash_model(&request);
 }

@@ -106,6 +106,21 @@ static int take_option(load_request *request, int option, const char *value) {
     }
 }
 
+/// What would be without effect is refused, not passed over.
+static int check_request(const fst_load_options *options) {
+    bool on_gpu = options->device.kind == FST_DEVICE_CUDA || options->device.kind == FST_DEVICE_HIP;
+    if (options->gds != FST_GDS_AUTO && !on_gpu)
+        return cli_usage("load", "--gds is for loads to a GPU: --device cuda or hip");
+    if (options->ring != FST_RING_AUTO && options->engine != FST_ENGINE_AUTO &&
+        options->engine != FST_ENGINE_URING)
+        return cli_usage("load", "--ring is of --engine uring");
+    if (options->mode == FST_MODE_MAP &&
+        (options->engine != FST_ENGINE_AUTO || options->ring != FST_RING_AUTO ||
+         options->numa != FST_NUMA_DEFAULT || options->budget_bytes > 0))
+        return cli_usage("load", "--mode map reads nothing: no --engine, --ring, --numa, --budget");
+    return EXIT_GOOD;
+}
+
 static int parse_arguments(int argc, char **argv, load_request *request, bool *done) {
     static const struct option options[] = {
         {"device", required_argument, NULL, 'd'},  {"gds", required_argument, NULL, 'g'},
@@ -134,7 +149,7 @@ static int parse_arguments(int argc, char **argv, load_request *request, bool *d
     }
     if (optind + 1 != argc) return cli_usage("load", "expected one PATH");
     request->path = argv[optind];
-    return EXIT_GOOD;
+    return check_request(&request->options);
 }
 
 static void print_json(const fst_load_stats *s, double seconds) {
@@ -206,6 +221,10 @@ static int load_once(fst_model *model, load_request *request) {
     if (status == FST_OK) status = fst_loader_stats_get(loader, &stats, &error);
     fst_loader_close(loader);
     if (status != FST_OK) return cli_fail(&error);
+    if (stats.tensor_count == 0 && request->options.glob_count > 0) {
+        fprintf(stderr, "fastsafetensors: no tensor's name matches\n");
+        return EXIT_INVALID;
+    }
     if (request->json)
         print_json(&stats, seconds);
     else

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// convert, extract, merge, split: one model written as another.
-#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "rewrite.h"
+#include "torch_file.h"
 
 #define GLOB_COUNT_MAX 256
 
@@ -194,41 +193,14 @@ static int parse_arguments(int argc, char **argv, rewrite_request *request, bool
     return check_request(request);
 }
 
-/// What torch.save writes: a zip archive, or a pickle of protocol 2 and later.
-static bool is_torch_file(const char *path) {
-    unsigned char start[4] = {0};
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) return false;
-    size_t got = fread(start, 1, sizeof start, file);
-    fclose(file);
-    return got == sizeof start &&
-           (memcmp(start, "PK\x03\x04", 4) == 0 || (start[0] == 0x80 && start[1] <= 5));
-}
-
-/// Hands over to the Python package, which has torch read the file.
-static int convert_torch_file(int argc, char **argv) {
-    char **arguments = calloc((size_t)argc + 4, sizeof *arguments);
-    static char python[] = "python3", flag[] = "-m", module[] = "fastsafetensors.from_torch";
-    if (arguments == NULL) return EXIT_UNREADABLE;
-    arguments[0] = python;
-    arguments[1] = flag;
-    arguments[2] = module;
-    memcpy(arguments + 3, argv + 1, ((size_t)argc - 1) * sizeof *argv);
-    execvp(python, arguments);
-    fprintf(stderr, "fastsafetensors: a torch file is read by Python, but python3: %s\n",
-            strerror(errno));
-    free(arguments);
-    return EXIT_UNREADABLE;
-}
-
 static int run_command(const rewrite_command *command, int argc, char **argv) {
     rewrite_request request = {.command = command};
     bool done = false;
     // getopt reorders what argv points to; the Python side wants it as it was.
     int code = parse_arguments(argc, argv, &request, &done);
     if (code != EXIT_GOOD || done) return code;
-    if (command == &convert_command && is_torch_file(request.sources[0]))
-        return convert_torch_file(argc, argv);
+    if (command == &convert_command && cli_is_torch_file(request.sources[0]))
+        return cli_convert_torch_file(argc, argv);
     fst_open_options options = {.struct_size = sizeof options,
                                 .flags = request.lenient ? FST_OPEN_LENIENT : 0};
     request.plan.save.struct_size = sizeof request.plan.save;

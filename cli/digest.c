@@ -59,8 +59,8 @@ const digest_library *cli_digest_library(const char *algorithm) {
     digest_library *library = strcmp(algorithm, "xxh3") == 0     ? &xxh3
                               : strcmp(algorithm, "sha256") == 0 ? &sha256
                                                                  : NULL;
-    if (library == NULL) {
-        fprintf(stderr, "fastsafetensors: unknown algorithm '%s': xxh3 or sha256\n", algorithm);
+    if (library == NULL) { // of kept digests: the command line is checked before
+        fprintf(stderr, "fastsafetensors: digests by '%s' are not known here\n", algorithm);
         return NULL;
     }
     for (size_t i = 0; i < 4 && library->files[i] != NULL; i++) {

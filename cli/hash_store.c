@@ -3,9 +3,12 @@
 #include "hash_store.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,17 +27,46 @@ static char *sidecar_path(const char *path, const char *suffix) {
     return result;
 }
 
+/// A file of our own making beside the target: whatever lies there already, a link above all, is
+/// neither followed nor written to. *fresh is its name, to be freed; -1 with errno set.
+static int make_fresh(const char *path, char **fresh) {
+    for (int attempt = 0; attempt < 16; attempt++) {
+        char suffix[48];
+        uint64_t chance = 0;
+        if (getrandom(&chance, sizeof chance, 0) != (ssize_t)sizeof chance) return -1;
+        snprintf(suffix, sizeof suffix, ".digest.%016" PRIx64, chance);
+        if ((*fresh = sidecar_path(path, suffix)) == NULL) return -1;
+        int fd = open(*fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (fd >= 0 || errno != EEXIST) return fd;
+        free(*fresh);
+        *fresh = NULL;
+    }
+    return -1;
+}
+
+static bool write_all(int fd, const char *text) {
+    size_t left = strlen(text);
+    while (left > 0) {
+        ssize_t written = write(fd, text, left);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return false;
+        text += written;
+        left -= (size_t)written;
+    }
+    return fsync(fd) == 0;
+}
+
 int hash_sidecar_write(const char *path, const char *text) {
-    char *target = sidecar_path(path, ".digest"), *fresh = sidecar_path(path, ".digest.new");
-    FILE *file = target == NULL || fresh == NULL ? NULL : fopen(fresh, "we");
-    bool good =
-        file != NULL && fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    if (file != NULL && fclose(file) != 0) good = false;
+    char *target = sidecar_path(path, ".digest"), *fresh = NULL;
+    int fd = target == NULL ? -1 : make_fresh(path, &fresh);
+    bool good = fd >= 0 && write_all(fd, text);
+    if (fd >= 0 && close(fd) != 0) good = false;
+    // The name is replaced, so that a link that was planted under it goes, and not what it names.
     if (good && rename(fresh, target) != 0) good = false;
     if (!good) {
-        fprintf(stderr, "fastsafetensors: writing %s: %s\n", fresh == NULL ? path : fresh,
+        fprintf(stderr, "fastsafetensors: writing %s: %s\n", target == NULL ? path : target,
                 strerror(errno));
-        if (fresh != NULL && file != NULL) unlink(fresh);
+        if (fd >= 0) unlink(fresh);
     }
     free(target);
     free(fresh);
@@ -138,14 +170,18 @@ void hash_metadata_free(fst_metadata_entry *entries, size_t count) {
 
 // ---- verifying ----
 
+/// The kept digests, terminated; NULL when there are none. A pipe in their place is not waited for.
 static char *read_sidecar(const char *path) {
     char *name = sidecar_path(path, ".digest"), *text = NULL;
     struct stat info;
-    FILE *file = name == NULL ? NULL : fopen(name, "re");
-    if (file != NULL && fstat(fileno(file), &info) == 0 && info.st_size < (off_t)1 << 31 &&
-        (text = calloc((size_t)info.st_size + 1, 1)) != NULL)
-        text[0] = fread(text, 1, (size_t)info.st_size, file) == 0 ? '\0' : text[0];
-    if (file != NULL) fclose(file);
+    int fd = name == NULL ? -1 : open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
+        info.st_size < (off_t)1 << 31 && (text = calloc((size_t)info.st_size + 1, 1)) != NULL) {
+        size_t have = 0;
+        for (ssize_t got = 1; got > 0 && have < (size_t)info.st_size; have += (size_t)got)
+            if ((got = read(fd, text + have, (size_t)info.st_size - have)) < 0) got = 0;
+    }
+    if (fd >= 0) close(fd);
     free(name);
     return text;
 }
@@ -226,7 +262,7 @@ int hash_verify(const char *path, fst_model *model, bool quiet) {
         return EXIT_INVALID;
     }
     const digest_library *library = cli_digest_library(algorithm);
-    int code = library == NULL ? EXIT_UNREADABLE : cli_digest_model(model, library, quiet, &found);
+    int code = library == NULL ? EXIT_MISSING : cli_digest_model(model, library, quiet, &found);
     if (code == EXIT_GOOD)
         code = kept != NULL ? compare_lines(kept, found) : compare_embedded(model, found);
     if (code == EXIT_GOOD && !quiet) printf("%s: all digests (%s) are right\n", path, algorithm);

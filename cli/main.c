@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "--help";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
         print_help();
-        return finish_output(argc > 1 ? EXIT_GOOD : EXIT_UNREADABLE);
+        return finish_output(argc > 1 ? EXIT_GOOD : EXIT_USAGE);
     }
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         printf("fastsafetensors %s\n", fst_version());

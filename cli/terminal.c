@@ -29,7 +29,7 @@ int cli_usage(const char *command, const char *format, ...) {
     va_end(arguments);
     fprintf(stderr, "\ntry 'fastsafetensors %s%s--help'\n", command == NULL ? "" : command,
             command == NULL ? "" : " ");
-    return EXIT_UNREADABLE;
+    return EXIT_USAGE;
 }
 
 static bool is_terminal(int fd) { return isatty(fd) == 1; }

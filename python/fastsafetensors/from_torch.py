@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError:
         text = "fastsafetensors: reading a torch file needs torch: pip install torch"
         print(text, file=sys.stderr)
-        return 2
+        return 4
     except OSError as error:
         print(f"fastsafetensors: {error}", file=sys.stderr)
         return 2

@@ -108,6 +108,11 @@ def test_load(run, model, arguments):
     assert "GB/s" in text and "engine" in text
 
 
+def test_a_selection_that_matches_nothing_is_an_answer(run, model):
+    done = run("load", "--select", "nomatch*", model[0])
+    assert done.returncode == 1 and "no tensor's name matches" in done.stderr and not done.stdout
+
+
 def test_engines(run, model):
     for arguments in ([], [model[0]]):
         done = run("engines", *arguments)
@@ -126,7 +131,7 @@ def test_bench(run, model):
         assert len(rows) == 10 and "median of 1 runs" in rows[0]
         assert all("GB/s" in row or "not possible here" in row for row in rows[1:])
     assert run("bench", "/nonexistent").returncode == 2
-    assert run("bench", model[0].parent).returncode == 2
+    assert run("bench", model[0].parent).returncode == 3
 
 
 @pytest.mark.parametrize("arguments", [
@@ -139,10 +144,13 @@ def test_bench(run, model):
     ["load", "--device", "tpu", "a"], ["load", "--gds", "x", "a"], ["load", "--select"],
     ["engines", "a", "b"],
     ["engines", "-x"], ["bench"], ["bench", "--runs", "0", "a"], ["load", "--ring", "x", "a"],
-    ["load", "--dtype", "x", "a"]], ids=str)
+    ["load", "--dtype", "x", "a"], ["load", "--gds", "strict", "a"],
+    ["load", "--mode", "map", "--engine", "uring", "a"],
+    ["load", "--engine", "pread", "--ring", "place", "a"], ["hash", "--dry-run", "a"],
+    ["hash", "--algorithm", "md5", "a"]], ids=str)
 def test_wrong_usage(run, arguments):
     done = run(*arguments)
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert "--help" in done.stderr + done.stdout
 
 

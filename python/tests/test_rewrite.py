@@ -182,7 +182,7 @@ def test_hashes(run, sample, tmp_path):
     os.unlink(os.fspath(path) + ".digest")
     out, _ = run("verify", "--hash", path, code=1)
     assert "no digests are kept" in out
-    _, err = run("hash", "--algorithm", "md5", path, code=2)
+    _, err = run("hash", "--algorithm", "md5", path, code=3)
     assert "unknown algorithm" in err
 
 
@@ -220,7 +220,7 @@ def test_usage(run, sample, tmp_path):
                       ["split", "--count", "2", "--by-layer", path, "y"], ["diff", path],
                       ["hash"], ["convert", "--order", "z", path, "y"],
                       ["convert", path, path, "y"], ["convert", "--engine", "z", path, "y"]):
-        _, err = run(*arguments, code=2, cwd=tmp_path)
+        _, err = run(*arguments, code=3, cwd=tmp_path)
         assert "--help" in err
     for name in ("convert", "extract", "split", "merge", "diff", "hash"):
         out, _ = run(name, "--help")

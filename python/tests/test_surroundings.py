@@ -4,6 +4,7 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -23,6 +24,72 @@ def test_libraries_of_the_working_folder_are_not_taken(command, tmp_path):
     done = subprocess.run([command, "engines"], cwd=tmp_path, env=planted, text=True,
                           capture_output=True, timeout=60, check=True)
     assert "Fake GPU" in done.stdout  # the loader's own search path decides, and nothing else
+
+
+PLANTED = ("torch", "pickle", "fastsafetensors", "numpy", "sys", "argparse", "sitecustomize")
+
+
+def test_modules_beside_a_model_are_not_run(command, tmp_path, torch):
+    """Converting a downloaded torch file runs nothing of the folder that it came in."""
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    torch.save({"a": torch.arange(3.0)}, folder / "pytorch_model.bin")
+    for name in PLANTED:
+        (folder / name).mkdir()
+        for path in (folder / f"{name}.py", folder / name / "__init__.py"):
+            path.write_text(f"open({os.fspath(tmp_path / 'owned')!r}, 'w').close()\n")
+    planted = folder / "python3"
+    planted.write_text(f"#!/bin/sh\ntouch {tmp_path / 'owned'}\n")
+    planted.chmod(0o755)
+    python = os.path.dirname(sys.executable)
+    for path in (f"{python}:/usr/bin:/bin", f".:{python}:/usr/bin:/bin", f":{python}:/bin"):
+        done = subprocess.run([command, "convert", "pytorch_model.bin", "out"], cwd=folder,
+                              env={**os.environ, "PATH": path}, text=True, capture_output=True,
+                              timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / "owned").exists()
+        (folder / "out").unlink()
+
+
+def test_what_a_torch_file_needs_is_said(command, tmp_path, torch):
+    """Without Python, or in a Python without the package: exit code 4 and what to install."""
+    torch.save({"a": torch.arange(3.0)}, tmp_path / "old.bin")
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for words, python in (("no python3", None), ("pip install", "#!/bin/sh\nexec %s -I -S \"$@\"")):
+        if python:
+            (bare / "python3").write_text(python % sys.executable)
+            (bare / "python3").chmod(0o755)
+        done = subprocess.run([command, "convert", "old.bin", "new"], cwd=tmp_path, text=True,
+                              env={"PATH": os.fspath(bare)}, capture_output=True, timeout=60)
+        assert done.returncode == 4 and words in done.stderr, done.stderr
+
+
+def test_digests_are_not_written_through_planted_links(command, model, tmp_path):
+    """A link or a pipe in the place of PATH.digest, or of a file on its way there."""
+    path, victim = tmp_path / "m.safetensors", tmp_path / "victim"
+    shutil.copy(model[0], path)
+    for name in ("m.safetensors.digest", "m.safetensors.digest.new"):
+        victim.write_text("mine")
+        (tmp_path / name).symlink_to(victim)
+        done = subprocess.run([command, "hash", "--write", path], capture_output=True, text=True)
+        if done.returncode == 4:
+            pytest.skip(done.stderr)
+        assert done.returncode == 0 and victim.read_text() == "mine"
+        digest = tmp_path / "m.safetensors.digest"
+        assert not digest.is_symlink() and digest.read_text().startswith("fastsafetensors-digest")
+        left = {entry.name for entry in tmp_path.iterdir()}
+        assert left <= {"m.safetensors", "victim", digest.name, name}
+        os.unlink(tmp_path / name)
+    digest.unlink(missing_ok=True)
+    os.mkfifo(digest)
+    done = subprocess.run([command, "verify", "--hash", path], capture_output=True, text=True,
+                          timeout=20)
+    assert done.returncode == 1 and "no digests are kept" in done.stdout
+    os.mkfifo(tmp_path / "pipe")
+    done = subprocess.run([command, "convert", tmp_path / "pipe", tmp_path / "out"],
+                          capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "regular" in done.stderr
 
 
 def test_the_c_library_reads_no_environment():

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Handing files of torch.save to Python, so that nothing of the folder they lie in is run.
+#include "torch_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/// With -c (and with -m) Python looks for modules in the working folder first, and a downloaded
+/// model may have a torch.py beside it: that entry goes before anything is imported. A PYTHONPATH
+/// of the user's stays, but for entries that mean the working folder.
+static char program[] =
+    "import sys\n"
+    "sys.path[:] = [path for path in sys.path if path[:1] == '/']\n"
+    "try:\n"
+    "    from fastsafetensors.from_torch import main\n"
+    "except ImportError:\n"
+    "    sys.stderr.write('fastsafetensors: a torch file is read by Python, and ' + sys.executable"
+    " + ' has no package fastsafetensors with torch files: install this project there '"
+    "'(pip install . in its folder) with torch, or put a Python that has both first on PATH\\n')\n"
+    "    sys.exit(4)\n"
+    "sys.exit(main(sys.argv[1:]))\n";
+
+bool cli_is_torch_file(const char *path) {
+    unsigned char start[4] = {0};
+    // Opening a pipe would wait for a writer.
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return false;
+    ssize_t got = pread(fd, start, sizeof start, 0);
+    close(fd);
+    return got == (ssize_t)sizeof start &&
+           (memcmp(start, "PK\x03\x04", 4) == 0 || (start[0] == 0x80 && start[1] <= 5));
+}
+
+/// The file `name` in a folder, if it can be run; the path goes to `out` (PATH_MAX bytes).
+static bool find_program(const char *folder, size_t folder_size, const char *name, char *out) {
+    // A relative folder of PATH is wherever the command happens to be started.
+    if (folder_size == 0 || folder[0] != '/') return false;
+    int size = snprintf(out, PATH_MAX, "%.*s/%s", (int)folder_size, folder, name);
+    return size > 0 && size < PATH_MAX && access(out, X_OK) == 0;
+}
+
+/// The Python beside this program (they are of one environment then), else the PATH's.
+static bool find_python(char *out) {
+    char own[PATH_MAX];
+    ssize_t size = readlink("/proc/self/exe", own, sizeof own);
+    const char *slash = size <= 0 ? NULL : memrchr(own, '/', (size_t)size);
+    if (slash != NULL && find_program(own, (size_t)(slash - own), "python3", out)) return true;
+    const char *path = getenv("PATH");
+    while (path != NULL && *path != '\0') {
+        size_t length = strcspn(path, ":");
+        if (find_program(path, length, "python3", out)) return true;
+        path += length + (path[length] == ':');
+    }
+    return false;
+}
+
+int cli_convert_torch_file(int argc, char **argv) {
+    char python[PATH_MAX];
+    if (!find_python(python)) {
+        fprintf(stderr, "fastsafetensors: a torch file is read by Python, and no python3 is in a "
+                        "folder of PATH\n");
+        return EXIT_MISSING;
+    }
+    char **arguments = calloc((size_t)argc + 4, sizeof *arguments);
+    static char flag[] = "-c";
+    if (arguments == NULL) return EXIT_UNREADABLE;
+    arguments[0] = python;
+    arguments[1] = flag;
+    arguments[2] = program;
+    memcpy(arguments + 3, argv + 1, ((size_t)argc - 1) * sizeof *argv);
+    execv(python, arguments);
+    fprintf(stderr, "fastsafetensors: running %s: %s\n", python, strerror(errno));
+    free(arguments);
+    return EXIT_MISSING;
+}
