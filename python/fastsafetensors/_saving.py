@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,26 @@ def check_names(names: Any, metadata: Any) -> None:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"metadata must be a dict of str to str: {key!r}: {value!r}")
+
+
+# The metadata's entry that names the tensors saved under another name: JSON of {left out: kept}.
+_TIED_KEY = "fastsafetensors.tied"
+
+
+def with_ties(metadata: dict[str, str], tied: dict[str, str]) -> dict[str, str]:
+    """Return the metadata with an entry for tensors that are known under several names."""
+    return {**metadata, _TIED_KEY: json.dumps(tied, sort_keys=True)} if tied else metadata
+
+
+def ties_of(metadata: dict[str, str] | None) -> dict[str, str]:
+    """Return what with_ties() has put there; {} where there is none, or it is not ours."""
+    try:
+        found = json.loads((metadata or {}).get(_TIED_KEY, "{}"))
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: kept for name, kept in found.items() if isinstance(kept, str)}
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch as _torch
 
+from ._tensor_memory import PLAIN, address_of, check_memory, find_shared
+
 # The format's dtypes by torch's names. torch has no 6-bit floats: their packed bytes are uint8.
 TORCH_NAMES = {
     "BOOL": "bool",
@@ -51,56 +53,6 @@ def dtype_name(dtype: Any) -> str | None:
     return name
 
 
-def storage_ptr(tensor: Any) -> int:
-    """Address of the memory that a tensor is a view of; 0 where it has none."""
-    try:
-        return int(tensor.untyped_storage().data_ptr())
-    except (NotImplementedError, RuntimeError):
-        return 0
-
-
-def storage_size(tensor: Any) -> int:
-    """Bytes of the memory that a tensor is a view of; 0 where it has none."""
-    try:
-        return int(tensor.untyped_storage().nbytes())
-    except (NotImplementedError, RuntimeError):
-        return 0
-
-
-def _span(tensor: Any) -> tuple[int, int]:
-    """First and last + 1 byte that a tensor reaches."""
-    begin = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return begin, begin + tensor.nbytes
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    reach = sum((size - 1) * stride for size, stride in steps)
-    return begin, begin + (reach + 1) * tensor.element_size()
-
-
-def find_shared(tensors: dict[str, Any]) -> list[set[str]]:
-    """Names of tensors that share bytes, in groups. Disjoint views of one memory share nothing."""
-    spans: dict[Any, list[tuple[int, int, str]]] = {}
-    for name, tensor in tensors.items():
-        if tensor.numel() and tensor.device.type != "meta":
-            begin, end = _span(tensor)
-            spans.setdefault(tensor.device, []).append((begin, end, name))
-    groups = []
-    for rows in spans.values():
-        rows.sort()
-        group: set[str] = set()
-        reach = -1
-        for begin, end, name in rows:
-            if begin >= reach:
-                if len(group) > 1:
-                    groups.append(group)
-                group = set()
-            group.add(name)
-            reach = max(reach, end)
-        if len(group) > 1:
-            groups.append(group)
-    return groups
-
-
 def check_dense(name: str, tensor: Any) -> None:
     """Raise for a tensor that has no plain bytes."""
     if tensor.layout is not _torch.strided:
@@ -119,6 +71,7 @@ def check_dense(name: str, tensor: Any) -> None:
         )
     if tensor.dtype not in _FORMAT_NAMES:
         raise ValueError(f"`{name}` is {tensor.dtype}, which the format has no dtype for.")
+    check_memory(name, tensor)
 
 
 def plain(tensor: Any) -> Any:
@@ -136,7 +89,7 @@ def make_row(name: str, tensor: Any) -> tuple[str, str, Any, int, int]:
     shape = tensor.shape
     if dtype == "F4":
         shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
-    return name, dtype, shape, tensor.data_ptr(), tensor.nbytes
+    return name, dtype, shape, address_of(name, tensor), tensor.nbytes
 
 
 def _far_row(name: str, tensor: Any, streams: set[Any]) -> Any:
@@ -182,7 +135,7 @@ def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], li
             tensor = plain(tensor)
         owners.append(tensor)
         rows.append(
-            (name, dtype, tensor.shape, tensor.data_ptr(), tensor.nbytes)
+            (name, dtype, tensor.shape, address_of(name, tensor), tensor.nbytes)
             if simple
             else make_row(name, tensor)
         )
@@ -209,6 +162,9 @@ def check_tensors(tensors: Any, metadata: Any) -> None:
             f"You are trying to save a sparse tensors: `{sparse}` which this library does not "
             "support: make them dense with `.to_dense()` first."
         )
+    for name, tensor in tensors.items():
+        if type(tensor) not in PLAIN:
+            check_dense(name, tensor)
     shared = find_shared(tensors)
     if shared:
         raise RuntimeError(
@@ -221,35 +177,3 @@ def check_tensors(tensors: Any, metadata: Any) -> None:
                 f"You are trying to save a non contiguous tensor: `{name}` which is not allowed: "
                 "pack it with `.contiguous()`, or save the tensor that it is a view of."
             )
-
-
-def _covers_storage(tensor: Any) -> bool:
-    return bool(
-        tensor.data_ptr() == storage_ptr(tensor) and tensor.nbytes == storage_size(tensor)
-    )
-
-
-def find_tied(state: dict[str, Any]) -> dict[str, str]:
-    """{name to leave out: name that is kept} of tensors that share bytes.
-
-    Of each group the first name (sorted) that covers its memory is kept, as the reference does;
-    a group in which none does is a RuntimeError, because saving one would lose the others.
-    """
-    tied = {}
-    by_storage: dict[Any, set[str]] = {}
-    for name, tensor in state.items():
-        if tensor.device.type != "meta" and storage_ptr(tensor) and storage_size(tensor):
-            by_storage.setdefault((tensor.device, storage_ptr(tensor)), set()).add(name)
-    for names in by_storage.values():
-        group = {name: state[name] for name in names}
-        if len(group) < 2 or not find_shared(group):
-            continue
-        complete = sorted(name for name in group if _covers_storage(group[name]))
-        if not complete:
-            raise RuntimeError(
-                "Error while trying to find names to remove to save state dict, but found no "
-                f"suitable name to keep for saving amongst: {set(group)}. None is covering the "
-                "entire storage: saving one would lose what the others hold."
-            )
-        tied.update({name: complete[0] for name in sorted(group) if name != complete[0]})
-    return tied

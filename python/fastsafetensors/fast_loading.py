@@ -17,7 +17,7 @@ from typing import Any
 
 from ._core import Model, SafetensorError, assign_shards
 from ._progress import Progress, wait
-from ._saving import check_names, parse_size, save_rows
+from ._saving import check_names, parse_size, save_rows, ties_of, with_ties
 
 __all__ = [
     "is_fastsafetensors_available",
@@ -103,7 +103,7 @@ def _storage_groups(tensors: dict[str, Any]) -> list[int]:
 
     Tensors without elements have no memory, which Hugging Face's splitter takes for shared.
     """
-    from ._torch_state import storage_ptr
+    from ._tensor_memory import storage_ptr
 
     keys = [(str(tensor.device), storage_ptr(tensor)) for tensor in tensors.values()]
     counts: dict[tuple[str, int], int] = {}
@@ -130,18 +130,19 @@ def save_safetensors_sharded(
 
     Files hold at most max_shard_size bytes of tensors (an int, or "5GB"), in the dict's order; a
     larger tensor is alone. What fits in one file becomes model.safetensors without an index, and
-    that path is returned. Of tensors that share memory one is saved and the others are named in
-    the metadata ({left out: kept}), as save_model does.
+    that path is returned. A tensor that has several names is saved once, and the metadata says
+    under which others it is known; different views of one memory are saved each with its bytes.
 
     The folder is made. Shards are written in parallel; the index comes into place last, and files
     of an earlier save go after that, so that a reader finds the old set or the new one.
     metadata goes to every file; without it, {"format": "pt"}.
     """
-    from ._torch_state import find_tied, make_rows
+    from ._tensor_memory import find_same
+    from ._torch_state import make_rows
 
     limit = parse_size(max_shard_size)
     check_names(state_dict, metadata)
-    tied = find_tied(state_dict)
+    tied = find_same(state_dict)
     kept = {name: tensor for name, tensor in state_dict.items() if name not in tied}
     rows, owners = make_rows(kept)
     sizes = [row[4] for row in rows]
@@ -149,7 +150,7 @@ def save_safetensors_sharded(
     paths, _ = save_rows(
         output_dir,
         rows,
-        {**({"format": "pt"} if metadata is None else metadata), **tied},
+        with_ties({"format": "pt"} if metadata is None else metadata, tied),
         promise="durable" if durable else "quick",
         file_of=file_of,
         file_count=max(file_count, 1),
@@ -163,7 +164,7 @@ def save_safetensors_sharded(
 def _add_tied(model: Model, tensors: dict[str, Any]) -> None:
     """Names that were saved once for several: the metadata says which."""
     for index in range(model.file_count):
-        for name, kept in (model.metadata(index) or {}).items():
+        for name, kept in ties_of(model.metadata(index)).items():
             if kept in tensors and name not in tensors:
                 tensors[name] = tensors[kept]
 
@@ -203,8 +204,11 @@ class _Flattener:
 
     def _name(self, tensor: Any, place: str) -> str:
         """Return the tensor's name: the same one for the same memory seen the same way."""
-        layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device))
-        key = (tensor.data_ptr(), layout) if tensor.numel() else (id(tensor), layout)
+        from ._tensor_memory import extent_of
+
+        layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device),
+                  tensor.is_conj(), tensor.is_neg())
+        key = (extent_of(tensor) or id(tensor), layout)
         if key not in self._names:
             base = name = place or "embeddings"
             number = 2
@@ -244,7 +248,8 @@ def save_embeddings_safetensors(embeddings: Any, path: _Path_) -> None:
     "pooled.0"), and the structure is kept in the metadata. A tensor that comes twice is stored
     once. TypeError for anything else, with its place.
     """
-    from ._torch_state import find_shared, make_rows
+    from ._tensor_memory import find_shared
+    from ._torch_state import make_rows
 
     flattener = _Flattener()
     structure = json.dumps(flattener.describe(embeddings, ""))

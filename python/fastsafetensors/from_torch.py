@@ -57,8 +57,9 @@ def convert_file(source: str, target: str, options: argparse.Namespace) -> str:
     """Convert one file; return a line that says what was done."""
     import torch
 
-    from ._saving import save_rows
-    from ._torch_state import find_tied, make_rows
+    from ._saving import save_rows, with_ties
+    from ._tensor_memory import find_same
+    from ._torch_state import make_rows
 
     content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
     tensors = _find_tensors(content, torch)
@@ -70,7 +71,7 @@ def convert_file(source: str, target: str, options: argparse.Namespace) -> str:
         }
         if not tensors:
             raise ValueError("no tensor's name matches")
-    tied = find_tied(tensors)
+    tied = find_same(tensors)
     kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
     kept = _convert(kept, options.dtype)
     size = sum(tensor.nbytes for tensor in kept.values())
@@ -80,7 +81,7 @@ def convert_file(source: str, target: str, options: argparse.Namespace) -> str:
     _, stats = save_rows(
         target,
         rows,
-        {"format": "pt", **tied},
+        with_ties({"format": "pt"}, tied),
         promise="quick" if options.quick else "durable",
         order=options.order,
         engine=options.engine,

@@ -433,6 +433,7 @@ class ParallelSaver:
 
 def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[str, int]:
     """Where the bytes of torch sources are; owners keeps them there."""
+    from ._tensor_memory import address_of
     from ._torch_state import plain
 
     addresses = {}
@@ -443,7 +444,7 @@ def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[
         if tensor.nbytes != entry.nbytes:
             raise ValueError(f"{entry.name}: the source has {tensor.nbytes} bytes")
         owners.append(tensor)
-        addresses[entry.name] = tensor.data_ptr()
+        addresses[entry.name] = address_of(entry.name, tensor)
     return addresses
 
 

@@ -14,15 +14,13 @@ from ._memory import open_bytes
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress, wait
 from ._saving import save_rows, without_collections
+from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import (
     TORCH_NAMES,
     check_tensors,
     dtype_name,
-    find_tied,
     make_rows,
     plain,
-    storage_ptr,
-    storage_size,
     torch_dtype,
 )
 from ._types import Path, Paths

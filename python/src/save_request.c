@@ -80,17 +80,26 @@ static int read_tensor(const module_state *state, save_request *request, PyObjec
 }
 
 /// What the caller says that a tensor has must be what shape and dtype make of it: the address is
-/// read that far.
-static int check_bytes(const fst_save_tensor *tensor, PyObject *bytes_object) {
-    unsigned long long bytes = PyLong_AsUnsignedLongLong(bytes_object), bits = 0, count = 1;
+/// read that far, and must be one.
+static int check_bytes(fst_save_tensor *tensor, PyObject *row) {
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(PyTuple_GetItem(row, 4));
+    unsigned long long bits = 0, count = 1;
     if (PyErr_Occurred()) return 0;
     for (uint32_t i = 0; i < tensor->rank; i++)
         if (__builtin_mul_overflow(count, tensor->shape[i], &count)) count = UINT64_MAX;
-    if (!__builtin_mul_overflow(count, fst_dtype_bits(tensor->dtype), &bits) && bits / 8 == bytes)
-        return 1;
-    PyErr_Format(PyExc_ValueError, "%s: %s of that shape has not %llu bytes", tensor->name,
-                 fst_dtype_name(tensor->dtype), bytes);
-    return 0;
+    if (__builtin_mul_overflow(count, fst_dtype_bits(tensor->dtype), &bits) || bits / 8 != bytes) {
+        PyErr_Format(PyExc_ValueError, "%s: %s of that shape has not %llu bytes", tensor->name,
+                     fst_dtype_name(tensor->dtype), bytes);
+        return 0;
+    }
+    if (tensor->data != NULL || PyTuple_GetItem(row, 3) == Py_None) return 1;
+    if (bytes > 0) {
+        PyErr_Format(PyExc_ValueError, "%s: %llu bytes at address 0: there is no memory",
+                     tensor->name, bytes);
+        return 0;
+    }
+    tensor->data = ""; // no bytes, but all of them are there
+    return 1;
 }
 
 static int read_tensors(const module_state *state, PyObject *rows, save_request *request) {
@@ -110,10 +119,7 @@ static int read_tensors(const module_state *state, PyObject *rows, save_request 
         fst_save_tensor *tensor = &request->tensors[i];
         tensor->shape = numbers;
         numbers += tensor->rank;
-        if (!check_bytes(tensor, PyTuple_GetItem(PyList_GetItem(rows, i), 4))) return 0;
-        // Bytes that are there, even where there are none to be read.
-        if (tensor->data == NULL && PyTuple_GetItem(PyList_GetItem(rows, i), 3) != Py_None)
-            tensor->data = "";
+        if (!check_bytes(tensor, PyList_GetItem(rows, i))) return 0;
     }
     return 1;
 }

@@ -145,6 +145,10 @@ static PyObject *writer_write(PyObject *self, PyObject *args) {
     Py_ssize_t index, size;
     unsigned long long offset, address;
     if (!PyArg_ParseTuple(args, "nKKn:write", &index, &offset, &address, &size)) return NULL;
+    if (address == 0 && size > 0) {
+        PyErr_SetString(PyExc_ValueError, "bytes at address 0: there is no memory");
+        return NULL;
+    }
     fst_writer *writer = begin_use(self);
     if (writer == NULL) return NULL;
     fst_error error;

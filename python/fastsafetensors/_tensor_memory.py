@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where torch tensors lie: the memory that is theirs, and what shares it with what."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch as _torch
+
+# Classes whose tensors are what they seem: their methods are torch's own.
+PLAIN = (_torch.Tensor, _torch.nn.Parameter)
+# Methods of subclasses may answer for other tensors; inside this they are torch's own.
+_plainly: Callable[[], Any] = getattr(
+    _torch._C, "DisableTorchFunctionSubclass", contextlib.nullcontext
+)
+
+
+def storage_ptr(tensor: Any) -> int:
+    """Address of the memory that a tensor is a view of; 0 where it has none."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def storage_size(tensor: Any) -> int:
+    """Bytes of the memory that a tensor is a view of; 0 where it has none."""
+    try:
+        return int(tensor.untyped_storage().nbytes())
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _no_memory(name: str, tensor: Any) -> RuntimeError:
+    kind = type(tensor).__name__
+    text = f"`{name}` is a {kind} without memory of its own for its {tensor.nbytes} bytes"
+    if hasattr(tensor, "full_tensor"):
+        advice = (
+            "save `.full_tensor()`, or the whole state with "
+            "fastsafetensors.checkpoint.FastSafetensorsWriter (torch.distributed.checkpoint)"
+        )
+    elif type(tensor) in PLAIN:
+        advice = "its memory was given back, or it exists inside a transformation only"
+    else:
+        advice = "save the tensors that it is made of, or what it stands for (`.dequantize()`)"
+    return RuntimeError(f"{text}: {advice}")
+
+
+def address_of(name: str, tensor: Any) -> int:
+    """Address of a packed tensor's first byte, in the memory that torch says is the tensor's.
+
+    RuntimeError for tensors that have none (DTensors and other wrappers, fake and freed tensors),
+    which says what to do. 0 for tensors without elements.
+    """
+    try:
+        if type(tensor) in PLAIN:
+            storage, first = tensor.untyped_storage(), tensor.storage_offset()
+        else:
+            with _plainly():
+                storage, first = tensor.untyped_storage(), tensor.storage_offset()
+        size = tensor.nbytes
+        if size == 0:
+            return 0
+        begin = first * tensor.itemsize
+        address = storage.data_ptr()
+        if address and begin + size <= storage.nbytes():
+            return int(address + begin)
+    except (NotImplementedError, RuntimeError) as error:
+        raise _no_memory(name, tensor) from error
+    raise _no_memory(name, tensor)
+
+
+def check_memory(name: str, tensor: Any) -> None:
+    """RuntimeError for a tensor on the CPU or a GPU that has elements and no memory for them."""
+    known = tensor.device.type in ("cpu", "cuda")
+    if known and tensor.numel() and not _plain_storage_ptr(tensor):
+        raise _no_memory(name, tensor)
+
+
+def _plain_storage_ptr(tensor: Any) -> int:
+    with _plainly():
+        return storage_ptr(tensor)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The bytes from the first to the last that a tensor reaches, in some memory.
+
+    is_dense: every byte in between is the tensor's.
+    """
+
+    memory: Hashable
+    begin: int
+    end: int
+    is_dense: bool
+
+
+def extent_of(tensor: Any) -> Extent | None:
+    """Where a tensor lies; None where it has no elements, or nothing can be said.
+
+    Tensors on the meta device have a place in a memory without bytes. A wrapper (a DTensor) is
+    alone in a memory of its own.
+    """
+    if tensor.numel() == 0:
+        return None
+    item = tensor.element_size()
+    if tensor.is_contiguous():
+        reach, is_dense = tensor.numel(), True
+    else:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        reach = sum((size - 1) * stride for size, stride in steps) + 1
+        is_dense = reach == tensor.numel() and 0 not in tensor.stride()
+    try:
+        if tensor.device.type == "meta":
+            memory: Hashable = ("meta", tensor.untyped_storage()._cdata)
+            begin = tensor.storage_offset() * item
+        else:
+            memory, begin = tensor.device, tensor.data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+    if begin == 0 and tensor.device.type != "meta":
+        memory = ("object", id(tensor))
+    return Extent(memory, begin, begin + reach * item, is_dense)
+
+
+def overlap_groups(extents: Mapping[str, Extent]) -> list[set[str]]:
+    """Names whose bytes overlap, in groups. Disjoint views of one memory share nothing."""
+    by_memory: dict[Hashable, list[tuple[int, int, str]]] = {}
+    for name, extent in extents.items():
+        by_memory.setdefault(extent.memory, []).append((extent.begin, extent.end, name))
+    groups = []
+    for rows in by_memory.values():
+        rows.sort()
+        group: set[str] = set()
+        reach = -1
+        for begin, end, name in rows:
+            if begin >= reach:
+                if len(group) > 1:
+                    groups.append(group)
+                group = set()
+            group.add(name)
+            reach = max(reach, end)
+        if len(group) > 1:
+            groups.append(group)
+    return groups
+
+
+def extents_of(tensors: Mapping[str, Any]) -> dict[str, Extent]:
+    """{name: extent} of the tensors that have one."""
+    found = ((name, extent_of(tensor)) for name, tensor in tensors.items())
+    return {name: extent for name, extent in found if extent is not None}
+
+
+def find_shared(tensors: Mapping[str, Any]) -> list[set[str]]:
+    """Names of tensors that share bytes, in groups."""
+    return overlap_groups(
+        {name: e for name, e in extents_of(tensors).items()
+         if tensors[name].device.type != "meta"}
+    )
+
+
+def find_covered(extents: Mapping[str, Extent], present: Iterable[str]) -> set[str]:
+    """Names whose bytes all belong to tensors that are `present`: they need none of their own."""
+    runs: dict[Hashable, list[list[int]]] = {}
+    rows = [extents[name] for name in present if name in extents and extents[name].is_dense]
+    for extent in sorted(rows, key=lambda row: row.begin):
+        spans = runs.setdefault(extent.memory, [])
+        if spans and extent.begin <= spans[-1][1]:
+            spans[-1][1] = max(spans[-1][1], extent.end)
+        else:
+            spans.append([extent.begin, extent.end])
+    return {
+        name
+        for name, extent in extents.items()
+        if any(b <= extent.begin and extent.end <= e for b, e in runs.get(extent.memory, ()))
+    }
+
+
+def _covers_storage(tensor: Any) -> bool:
+    return bool(
+        tensor.data_ptr() == storage_ptr(tensor) and tensor.nbytes == storage_size(tensor)
+    )
+
+
+def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
+    """{name to leave out: name that is kept} of tensors that share bytes.
+
+    Of each group the first name (sorted) that covers its memory is kept, as the reference does;
+    a group in which none does is a RuntimeError, because saving one would lose the others.
+    """
+    tied = {}
+    by_storage: dict[Any, set[str]] = {}
+    for name, tensor in state.items():
+        if tensor.device.type != "meta" and storage_ptr(tensor) and storage_size(tensor):
+            by_storage.setdefault((tensor.device, storage_ptr(tensor)), set()).add(name)
+    for names in by_storage.values():
+        group = {name: state[name] for name in names}
+        if len(group) < 2 or not find_shared(group):
+            continue
+        complete = sorted(name for name in group if _covers_storage(group[name]))
+        if not complete:
+            raise RuntimeError(
+                "Error while trying to find names to remove to save state dict, but found no "
+                f"suitable name to keep for saving amongst: {set(group)}. None is covering the "
+                "entire storage: saving one would lose what the others hold."
+            )
+        tied.update({name: complete[0] for name in sorted(group) if name != complete[0]})
+    return tied
+
+
+def find_same(state: Mapping[str, Any]) -> dict[str, str]:
+    """{name: first name (sorted)} of tensors that are one: memory, shape, strides and dtype."""
+    same: dict[Any, str] = {}
+    tied = {}
+    for name in sorted(state):
+        tensor = state[name]
+        if tensor.numel() == 0 or tensor.device.type == "meta" or not storage_ptr(tensor):
+            continue
+        flags = (tensor.is_conj(), tensor.is_neg())
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), flags)
+        kept = same.setdefault(key, name)
+        if kept != name:
+            tied[name] = kept
+    return tied

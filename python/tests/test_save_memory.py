@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves take bytes only from memory that is the tensor's: else an error, in every front."""
+
+import ctypes
+
+import pytest
+
+import fastsafetensors.fast_loading as fast
+import fastsafetensors.torch as fst
+from fastsafetensors import _core, _serialize
+from fastsafetensors.saver import ParallelSaver
+from fastsafetensors.sharded_save import save_on_ranks
+
+
+def _save_model(torch, tensors, folder):
+    module = torch.nn.Module()
+    for name, tensor in tensors.items():
+        module.register_buffer(name, tensor)
+    fst.save_model(module, folder / "m")
+
+
+# Every way to give tensors to a file.
+FRONTS = {
+    "save_file": lambda torch, t, d: fst.save_file(t, d / "m"),
+    "save": lambda torch, t, d: fst.save(t),
+    "save_model": _save_model,
+    "sharded": lambda torch, t, d: fast.save_safetensors_sharded(t, d / "s"),
+    "fast_loading": lambda torch, t, d: fast.save_safetensors(t, d / "m"),
+    "embeddings": lambda torch, t, d: fast.save_embeddings_safetensors(t, d / "m"),
+    "parallel": lambda torch, t, d: ParallelSaver(num_shards=1).save(t, d / "m"),
+    "on_ranks": lambda torch, t, d: save_on_ranks(t, d / "r"),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh(torch):
+    """A mesh of one process."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if dist.is_initialized():
+        pytest.skip("a group is there already")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def _wrapper(torch, claims_address):
+    """A tensor without memory, as quantized ones are: the bytes are in other tensors."""
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, (64,), dtype=torch.float32)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if claims_address and func is torch.Tensor.data_ptr:
+                return args[0].inner.data_ptr()
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+                return cls(args[0].inner)
+            raise NotImplementedError(func)
+
+    return Wrapper(torch.arange(4.0))
+
+
+def _dtensor(torch, mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(torch.arange(64.0), mesh, [Shard(0)])
+
+
+def _fake(torch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(64)
+
+
+def _freed(torch, offset):
+    """A parameter whose memory was given back meanwhile, as FSDP does."""
+    tensor = torch.zeros(128)[offset : offset + 64]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+CASES = {
+    "DTensor": lambda torch, mesh: _dtensor(torch, mesh),
+    "Parameter of a DTensor": lambda torch, mesh: torch.nn.Parameter(_dtensor(torch, mesh)),
+    "wrapper": lambda torch, mesh: _wrapper(torch, False),
+    "wrapper with another's address": lambda torch, mesh: _wrapper(torch, True),
+    "FakeTensor": lambda torch, mesh: _fake(torch),
+    "freed": lambda torch, mesh: _freed(torch, 0),
+    "freed view": lambda torch, mesh: _freed(torch, 64),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("front", FRONTS)
+def test_no_memory_is_an_error(front, case, torch, mesh, tmp_path):
+    tensors = {"good": torch.ones(3), "bad": CASES[case](torch, mesh)}
+    with pytest.raises(RuntimeError) as caught:
+        FRONTS[front](torch, tensors, tmp_path)
+    text = str(caught.value)
+    assert "bad" in text and type(tensors["bad"]).__name__ in text
+    if "DTensor" in case:
+        assert "full_tensor()" in text and "FastSafetensorsWriter" in text
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_two_dtensors_do_not_share(front, torch, mesh, tmp_path):
+    tensors = {name: _dtensor(torch, mesh) for name in ("first", "second")}
+    with pytest.raises(RuntimeError, match="full_tensor"):
+        FRONTS[front](torch, tensors, tmp_path)
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_under_functional_transforms(front, torch, tmp_path):
+    def save(x):
+        FRONTS[front](torch, {"bad": x}, tmp_path)
+        return x
+
+    with pytest.raises(RuntimeError, match="bad"):
+        torch.func.vmap(save)(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_what_has_memory_is_saved(front, torch, tmp_path):
+    class Plain(torch.Tensor):
+        """A subclass with memory of its own."""
+
+    base = torch.arange(8.0)
+    tensors = {"plain": torch.ones(2, 2).as_subclass(Plain), "view": base[4:],
+               "parameter": torch.nn.Parameter(torch.ones(3)), "empty": torch.empty(0, 2),
+               "scalar": torch.tensor(1.5)}
+    FRONTS[front](torch, tensors, tmp_path)
+    found = [p for p in tmp_path.rglob("*") if p.suffix != ".json" and p.is_file()]
+    if found:
+        loaded = fst.load_file(found[0])
+        assert {n: t.tolist() for n, t in loaded.items()} == {
+            n: t.tolist() for n, t in tensors.items()}
+
+
+@pytest.mark.parametrize("save", [
+    lambda rows: _core.serialize(None, rows),
+    lambda rows: _core.Writer("never", rows),
+])
+def test_the_extension_refuses_address_zero(save):
+    with pytest.raises(ValueError, match="w: .*address"):
+        save([("w", "U8", [4], 0, 4)])
+
+
+def test_the_extension_refuses_to_write_from_address_zero(tmp_path):
+    writer = _core.Writer(tmp_path / "m", [("w", "U8", [4], None, 4)])
+    with pytest.raises(ValueError, match="address"):
+        writer.write(0, 0, 0, 4)
+    writer.close()
+
+
+def test_bytes_without_any_need_no_address(tmp_path):
+    data = _core.serialize(None, [("w", "U8", [0, 3], 0, 0)])
+    assert _serialize.deserialize(data)[0][1]["shape"] == [0, 3]
+
+
+def test_specs_need_an_address(tmp_path):
+    spec = _serialize.TensorSpec("uint8", [4], 0, 4)
+    with pytest.raises(ValueError, match="address"):
+        _serialize.serialize({"w": spec})
+    with pytest.raises(ValueError, match="address"):
+        _serialize.serialize_file({"w": spec}, tmp_path / "m")
+    held = (ctypes.c_char * 4)(*b"abcd")
+    spec = _serialize.TensorSpec("uint8", [4], ctypes.addressof(held), 4)
+    assert _serialize.serialize({"w": spec}).endswith(b"abcd")
