@@ -20,6 +20,10 @@ typedef struct fst_model fst_model;
 /// the strict rules is relaxed.
 #define FST_OPEN_LENIENT 1u
 
+/// Accept a file that ends before its data does, as an interrupted download: the model has the
+/// tensors whose bytes are all there, and no others.
+#define FST_OPEN_CUT 2u
+
 typedef struct fst_open_options {
     size_t struct_size; ///< sizeof(fst_open_options)
     uint32_t flags;     ///< FST_OPEN_* or 0

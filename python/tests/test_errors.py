@@ -5,10 +5,11 @@ import os
 import pickle
 import random
 import struct
+import subprocess
 
 import pytest
 
-from fastsafetensors import SafetensorError
+from fastsafetensors import SafetensorError, safe_open
 from fastsafetensors.numpy import load_file
 
 U8 = '"dtype":"U8","shape":[2],"data_offsets":[0,2]'
@@ -183,3 +184,43 @@ def test_shrinking_file_is_an_error(tmp_path, mode):
     with pytest.raises(SafetensorError) as caught:
         model.load(mode=mode).wait()
     assert caught.value.tag == "FileChanged" and str(path) in str(caught.value)
+
+
+KINDS = {
+    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n",
+    "90868376 bytes": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n",
+    "web page": b"<!DOCTYPE html>\n<html><body>Sign in</body></html>",
+    "server's answer": b'{"error":"Repository not found"}',
+    "GGUF": b"GGUF\x03\0\0\0" + bytes(64),
+    "fastsafetensors convert": b"PK\x03\x04" + bytes(26) + b"archive/data.pkl",
+    "gzip": b"\x1f\x8b\x08\0\0\0\0\0\x02\xff",
+    "zeros": bytes(5000),
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("words", KINDS)
+def test_files_of_other_kinds_say_what_they_are(words, tmp_path, command):
+    """One sentence in every front; class and name of the error are what they were."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(KINDS[words])
+    for front in (load_file, lambda name: safe_open(name, framework="numpy")):
+        with pytest.raises(SafetensorError, match=words) as caught:
+            front(path)
+        assert str(caught.value).startswith("Error while deserializing header: ")
+    done = subprocess.run([command, "verify", path], capture_output=True, text=True)
+    assert done.returncode == 1 and words in done.stderr
+    assert "invalid: Header" in done.stdout or "invalid: InvalidHeader" in done.stdout
+
+
+def test_a_file_that_is_cut_off_says_what_is_missing(raw):
+    """Also with the tensors' order in the header turned about."""
+    entries = [f'"t{i}":{{"dtype":"U8","shape":[10],"data_offsets":[{10 * i},{10 * i + 10}]}}'
+               for i in range(5)]
+    for order in (entries, entries[::-1]):
+        path = raw("{" + ",".join(order) + "}", bytes(35))
+        size = path.stat().st_size + 15
+        words = f"15 of {size} bytes are missing, 3 of 5 tensors are whole"
+        with pytest.raises(SafetensorError, match=words) as caught:
+            load_file(path)
+        assert caught.value.tag == "MetadataIncompleteBuffer"

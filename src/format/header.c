@@ -135,6 +135,17 @@ static void trim_tables(header_build *build) {
     }
 }
 
+/// Leaves the tensors whose bytes are all in the file.
+static bool drop_cut_tensors(fsti_header *header, uint64_t file_size) {
+    size_t count = fsti_header_whole_count(header, file_size - header->data_begin), duplicate;
+    if (count == header->tensor_count) return true;
+    header->tensor_count = count;
+    fsti_free(header->slots);
+    header->slots = NULL;
+    header->slot_count = 0;
+    return fsti_header_index_names(header, &duplicate);
+}
+
 static fst_status build_tables(header_build *build, fst_error *error) {
     fsti_header *header = build->header;
     size_t fault_at;
@@ -151,6 +162,8 @@ static fst_status build_tables(header_build *build, fst_error *error) {
         return fsti_error_memory(error, header->byte_count);
     if (duplicate != SIZE_MAX) return duplicate_failure(build, duplicate, error);
     FST_TRY(fsti_header_validate(header, build->rules, error));
+    if (build->rules->cut && !drop_cut_tensors(header, build->rules->file_size))
+        return fsti_error_memory(error, header->byte_count);
     if (header->tensor_count > 0)
         header->data_bytes = header->tensors[header->tensor_count - 1].end;
     return FST_OK;

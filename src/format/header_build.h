@@ -30,6 +30,9 @@ bool fsti_header_sort(fsti_header *header);
 /// False: out of memory.
 bool fsti_header_index_names(fsti_header *header, size_t *duplicate);
 
+/// How many tensors, the first in file order, lie wholly in `data_bytes` of data.
+size_t fsti_header_whole_count(const fsti_header *header, uint64_t data_bytes);
+
 /// Checks offsets, shapes and sizes in the reference's order.
 fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rules *rules,
                                 fst_error *error);

@@ -69,6 +69,12 @@ static fst_status validate_tensor(const fsti_header *header, const fsti_tensor *
     return FST_OK;
 }
 
+size_t fsti_header_whole_count(const fsti_header *header, uint64_t data_bytes) {
+    size_t count = header->tensor_count; // in file order: those that are cut off come last
+    while (count > 0 && header->tensors[count - 1].end > data_bytes) count--;
+    return count;
+}
+
 fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rules *rules,
                                 fst_error *error) {
     fsti_error_place place = FSTI_NOWHERE;
@@ -79,12 +85,18 @@ fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rul
         covered = header->tensors[i].end;
     }
     uint64_t data_bytes = rules->file_size - header->data_begin;
-    if (covered > data_bytes || (covered < data_bytes && !rules->lenient)) {
-        place.byte_offset = header->data_begin + fsti_min(covered, data_bytes);
+    if (covered == data_bytes || (covered < data_bytes && rules->lenient)) return FST_OK;
+    place.byte_offset = header->data_begin + fsti_min(covered, data_bytes);
+    if (covered < data_bytes)
         return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, place,
                               "MetadataIncompleteBuffer: the tensors cover %" PRIu64
                               " bytes, the file holds %" PRIu64 " bytes of data",
                               covered, data_bytes);
-    }
-    return FST_OK;
+    if (rules->cut) return FST_OK;
+    return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, place,
+                          "MetadataIncompleteBuffer: the file is cut off: %" PRIu64 " of %" PRIu64
+                          " bytes are missing, %zu of %zu tensors are whole "
+                          "('fastsafetensors rescue' writes these)",
+                          covered - data_bytes, header->data_begin + covered,
+                          fsti_header_whole_count(header, data_bytes), header->tensor_count);
 }

@@ -6,6 +6,8 @@
 
 /// Room for the header of a few hundred tensors; a longer one costs a second read.
 #define FIRST_READ_BYTES ((size_t)64 << 10)
+/// What is looked at of a file whose header was refused.
+#define KIND_READ_BYTES ((size_t)4096)
 #define INDEX_BYTES_MAX ((uint64_t)FSTI_FORMAT_HEADER_BYTES_MAX)
 
 static fst_status file_ended(const fsti_file *file, fst_error *error) {
@@ -31,6 +33,21 @@ static fst_status read_rest(model_file *target, char **bytes, size_t have, size_
     return FST_OK;
 }
 
+/// Has a refused file say what it is, where its first bytes tell; the status stays.
+static fst_status name_kind(fsti_file *file, const fsti_header_rules *rules, fst_status status,
+                            fst_error *error) {
+    char start[KIND_READ_BYTES], kind[200];
+    size_t wanted = (size_t)fsti_min(rules->file_size, sizeof start), got = 0;
+    if (error == NULL || status < FST_E_HEADER_TOO_SMALL || status > FST_E_INVALID_HEADER_JSON ||
+        fsti_file_read(file, start, wanted, 0, &got, NULL) != FST_OK ||
+        !fsti_format_file_kind(start, got, rules->file_size, kind, sizeof kind))
+        return status;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = rules->path;
+    return fsti_error_set(error, status, place, "%s: not a safetensors file: it is %s",
+                          fsti_status_name(status), kind);
+}
+
 static fst_status read_header(model_file *target, const fsti_header_rules *rules, char **bytes,
                               uint64_t *header_bytes, fst_error *error) {
     size_t first = (size_t)fsti_min(rules->file_size, FIRST_READ_BYTES), got;
@@ -49,6 +66,7 @@ fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_
     fsti_header_rules rules = {.path = path,
                                .file_size = fsti_file_size(out->file),
                                .lenient = (flags & FST_OPEN_LENIENT) != 0,
+                               .cut = (flags & FST_OPEN_CUT) != 0,
                                .hash_key = hash_key};
     char *bytes = NULL;
     uint64_t header_bytes = 0;
@@ -58,7 +76,9 @@ fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_
     else
         fsti_free(bytes);
     out->header_reads = fsti_file_read_count(out->file);
-    if (status != FST_OK) fsti_model_file_clear(out);
+    if (status == FST_OK) return FST_OK;
+    status = name_kind(out->file, &rules, status, error);
+    fsti_model_file_clear(out);
     return status;
 }
 

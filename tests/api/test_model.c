@@ -108,6 +108,37 @@ TEST(lenient)
     fst_model_close(model);
 }
 
+/// What is whole of a file that was cut off can be found, described and loaded; the rest is not
+/// there, and nothing else is accepted.
+TEST(cut_off)
+{
+    const char *path =
+        fixture_model("cut-off", "{" U8("c", 4, 6) "," U8("a", 0, 2) "," U8("b", 2, 4) "}", 5);
+    fst_open_options options = {.struct_size = sizeof options, .flags = FST_OPEN_CUT};
+    fst_model *model;
+    fst_error error;
+    size_t index;
+    CHECK_INT(fst_model_open(path, NULL, &model, &error), FST_E_METADATA_INCOMPLETE_BUFFER);
+    CHECK_CONTAINS(error.message, "1 of ");
+    CHECK_CONTAINS(error.message, "2 of 3 tensors are whole");
+    CHECK_INT(fst_model_open(path, &options, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_tensor_count(model), 2);
+    CHECK_INT(fst_model_find(model, "b", SIZE_MAX, &index, NULL), FST_OK);
+    CHECK_INT(fst_model_find(model, "c", SIZE_MAX, &index, NULL), FST_E_TENSOR_NOT_FOUND);
+    fst_loader *loader;
+    fst_tensor *tensor;
+    fst_tensor_view view;
+    CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+    CHECK(fixture_matches(view.data, 2, 2));
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    path = fixture_model("padded-cut", "{" U8("a", 0, 2) "}", 100);
+    CHECK_INT(fst_model_open(path, &options, &model, NULL), FST_E_METADATA_INCOMPLETE_BUFFER);
+}
+
 static void make_shards(void) {
     mkdir(fixture_path("model"), 0700);
     fixture_model("model/x-2.safetensors", "{" U8("b", 0, 2) "," U8("shared", 2, 4) "}", 4);
