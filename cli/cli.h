@@ -4,6 +4,7 @@
 #define CLI_H
 
 #include <fastsafetensors.h>
+#include <fastsafetensors/experimental.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -122,10 +122,11 @@ static bool plain_read(const bench_way *way, const char *path, size_t size) {
 }
 
 static bool load_file(const bench_way *way, const char *path) {
+    fst_load_tuning tuning = {.struct_size = sizeof tuning, .ring = way->ring};
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = way->mode,
                                 .engine = way->engine,
-                                .ring = way->ring,
+                                .tuning = &tuning,
                                 .map_populate = 1};
     fst_model *model;
     fst_loader *loader;

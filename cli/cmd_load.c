@@ -14,6 +14,7 @@
 typedef struct load_request {
     const char *path;
     fst_load_options options;
+    fst_load_tuning tuning;
     const char *globs[GLOB_COUNT_MAX];
     unsigned long repeat;
     bool json, no_progress, lenient;
@@ -76,11 +77,11 @@ static int take_option(load_request *request, int option, const char *value) {
         return word < 0 ? cli_usage("load", "unknown engine '%s'", value) : EXIT_GOOD;
     case 'N':
         word = cli_find_word(value, numas, FST_NUMA_COUNT);
-        options->numa = (fst_numa)(word < 0 ? 0 : word);
+        request->tuning.numa = (fst_numa)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown policy '%s'", value) : EXIT_GOOD;
     case 'R':
         word = cli_find_word(value, rings, FST_RING_COUNT);
-        options->ring = (fst_ring)(word < 0 ? 0 : word);
+        request->tuning.ring = (fst_ring)(word < 0 ? 0 : word);
         return word < 0 ? cli_usage("load", "unknown ring '%s'", value) : EXIT_GOOD;
     case 'D':
         word = cli_find_dtype(value);
@@ -234,7 +235,9 @@ static int load_once(fst_model *model, load_request *request) {
 
 int cmd_load(int argc, char **argv) {
     load_request request = {.options = {.struct_size = sizeof request.options, .map_populate = 1},
+                            .tuning = FST_STRUCT_INIT(fst_load_tuning),
                             .repeat = 1};
+    request.options.tuning = &request.tuning;
     bool done = false;
     int code = parse_arguments(argc, argv, &request, &done);
     if (code != EXIT_GOOD || done) return code;

@@ -105,7 +105,8 @@ typedef struct span {
 static bool add_pair(fst_metadata_entry *entry, const char *prefix, span key, span value) {
     size_t prefix_size = strlen(prefix);
     char *full = malloc(prefix_size + key.size + 1), *copy = copy_bytes(value.bytes, value.size);
-    *entry = (fst_metadata_entry){full, prefix_size + key.size, copy, value.size};
+    *entry = (fst_metadata_entry){
+        .key = full, .key_size = prefix_size + key.size, .value = copy, .value_size = value.size};
     if (full == NULL || copy == NULL) return false;
     memcpy(full, prefix, prefix_size);
     memcpy(full + prefix_size, key.bytes, key.size);

@@ -21,7 +21,7 @@ int main(int argc, char **argv) {
     }
     fst_status status = fst_model_find(model, argv[2], SIZE_MAX, &item.tensor_index, &error);
     if (status == FST_OK) status = fst_loader_open(model, &options, &loader, &error);
-    if (status == FST_OK) status = fst_loader_item(loader, 0, &tensor, &error);
+    if (status == FST_OK) status = fst_loader_item(loader, 0, -1, &tensor, &error);
     fst_loader_close(loader);
     fst_model_close(model);
     if (status != FST_OK) {

@@ -12,14 +12,14 @@ extern "C" {
 
 /// Kinds of memory.
 typedef enum fst_device_kind {
-    FST_DEVICE_CPU,    ///< ordinary memory
-    FST_DEVICE_CUDA,   ///< of an NVIDIA GPU, by the driver (libcuda.so.1)
-    FST_DEVICE_HIP,    ///< of an AMD GPU, by the HIP runtime (libamdhip64.so)
-    FST_DEVICE_PINNED, ///< the processors' memory, page-locked by the GPU's driver
-    FST_DEVICE_KIND_COUNT
+    FST_DEVICE_CPU = 0,    ///< ordinary memory
+    FST_DEVICE_CUDA = 1,   ///< of an NVIDIA GPU, by the driver (libcuda.so.1)
+    FST_DEVICE_HIP = 2,    ///< of an AMD GPU, by the HIP runtime (libamdhip64.so)
+    FST_DEVICE_PINNED = 3, ///< the processors' memory, page-locked by the GPU's driver
 } fst_device_kind;
+#define FST_DEVICE_KIND_COUNT 4
 
-/// A device; all zero is the CPU.
+/// A device; all zero is the CPU. As fixed as DLPack's DLDevice: it never grows.
 typedef struct fst_device {
     fst_device_kind kind;
     int32_t
@@ -53,10 +53,6 @@ typedef struct fst_device_info {
 /// or too old, or after fork()), FST_E_ARGUMENT (no such device), FST_E_DEVICE.
 FST_API FST_NODISCARD fst_status fst_device_info_get(fst_device device, fst_device_info *out,
                                                      fst_error *error);
-
-/// Memory of devices held by this library at this moment, for watching: page-locked bytes of the
-/// rings that loads go through (kept for the next load; fst_trim() gives idle ones back).
-FST_API uint64_t fst_pinned_bytes(void);
 
 #ifdef __cplusplus
 }

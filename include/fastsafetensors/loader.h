@@ -23,61 +23,39 @@ typedef struct fst_tensor fst_tensor;
 
 /// How tensors come to memory.
 typedef enum fst_load_mode {
-    FST_MODE_AUTO, ///< MAP where the page cache holds nearly all of it, else LOAD
-    FST_MODE_LOAD, ///< read into memory of our own (or the caller's), aligned
-    FST_MODE_MAP,  ///< views of the file itself, no copy; changed pages stay private
-    FST_MODE_COUNT
+    FST_MODE_AUTO = 0, ///< MAP where the page cache holds nearly all of it, else LOAD
+    FST_MODE_LOAD = 1, ///< read into memory of our own (or the caller's), aligned
+    FST_MODE_MAP = 2,  ///< views of the file itself, no copy; changed pages stay private
 } fst_load_mode;
+#define FST_MODE_COUNT 3
 
 /// What moves the bytes in FST_MODE_LOAD.
 typedef enum fst_engine {
-    FST_ENGINE_AUTO,   ///< per chunk: what is cached is copied from a mapping, the rest read direct
-    FST_ENGINE_PREAD,  ///< threads of buffered preads
-    FST_ENGINE_DIRECT, ///< threads of preads past the page cache (O_DIRECT)
-    FST_ENGINE_URING,  ///< io_uring past the page cache (O_DIRECT)
-    FST_ENGINE_MMAP,   ///< copies from a mapping
-    FST_ENGINE_GDS,    ///< GPUDirect Storage; not to be asked for here, but by fst_load_options.gds
-    FST_ENGINE_COUNT
+    FST_ENGINE_AUTO =
+        0, ///< per chunk: what is cached is copied from a mapping, the rest read direct
+    FST_ENGINE_PREAD = 1,  ///< threads of buffered preads
+    FST_ENGINE_DIRECT = 2, ///< threads of preads past the page cache (O_DIRECT)
+    FST_ENGINE_URING = 3,  ///< io_uring past the page cache (O_DIRECT)
+    FST_ENGINE_MMAP = 4,   ///< copies from a mapping
+    FST_ENGINE_GDS =
+        5, ///< GPUDirect Storage; not to be asked for here, but by fst_load_options.gds
 } fst_engine;
-
-/// Where the io_uring engine reads whole pieces of files to.
-typedef enum fst_ring {
-    FST_RING_AUTO,  ///< measured on the first chunks of a device, kept for the process
-    FST_RING_PLACE, ///< straight to their place
-    FST_RING_SLOTS, ///< to slots that stay in the processor's cache, and copied from there
-    FST_RING_COUNT
-} fst_ring;
-
-/// Where pages of our own memory come from on machines of several NUMA nodes.
-typedef enum fst_numa {
-    FST_NUMA_DEFAULT,    ///< as the process is set up
-    FST_NUMA_LOCAL,      ///< from the node of the thread that touches them first
-    FST_NUMA_INTERLEAVE, ///< from all nodes in turn
-    FST_NUMA_COUNT
-} fst_numa;
+#define FST_ENGINE_COUNT 6
 
 /// The order in which a stream hands tensors out.
 typedef enum fst_order {
-    FST_ORDER_FILE,    ///< as the bytes lie in the files
-    FST_ORDER_REQUEST, ///< as the request names them
-    FST_ORDER_COUNT
+    FST_ORDER_FILE = 0,    ///< as the bytes lie in the files
+    FST_ORDER_REQUEST = 1, ///< as the request names them
 } fst_order;
+#define FST_ORDER_COUNT 2
 
 /// Whether files are read straight to the memory of a GPU (GPUDirect Storage: cuFile, hipFile).
 typedef enum fst_gds {
-    FST_GDS_AUTO,   ///< where a probe on the file shows real direct transfers
-    FST_GDS_OFF,    ///< never
-    FST_GDS_STRICT, ///< or fail: FST_E_UNSUPPORTED with the reason, which begins with "gds"
-    FST_GDS_COUNT
+    FST_GDS_AUTO = 0,   ///< where a probe on the file shows real direct transfers
+    FST_GDS_OFF = 1,    ///< never
+    FST_GDS_STRICT = 2, ///< or fail: FST_E_UNSUPPORTED with the reason, which begins with "gds"
 } fst_gds;
-
-/// Whether memory is shared by a GPU and the processors.
-typedef enum fst_unified {
-    FST_UNIFIED_AUTO, ///< as the driver says
-    FST_UNIFIED_ON,   ///< tensors lie in locked memory of the processors, which the GPU reads
-    FST_UNIFIED_OFF,  ///< tensors lie in memory that the driver allocates for the GPU
-    FST_UNIFIED_COUNT
-} fst_unified;
+#define FST_GDS_COUNT 3
 
 /// One tensor of a request.
 typedef struct fst_request_item {
@@ -91,6 +69,7 @@ typedef struct fst_request_item {
     /// until the loader is closed. An address of options.device. Not in FST_MODE_MAP.
     void *destination;
     size_t destination_bytes; ///< must equal the bytes of the tensor or slice
+    uint64_t reserved[4];     ///< 0
 } fst_request_item;
 
 /// What the loader tells while it works, from one of its threads, one call at a time and none
@@ -108,8 +87,6 @@ typedef struct fst_load_options {
     size_t struct_size; ///< sizeof(fst_load_options)
     fst_load_mode mode;
     fst_engine engine;
-    fst_ring ring;
-    fst_numa numa;
     fst_order order;
     uint32_t thread_count;         ///< 0: as many as the process may use, at most 16
     const fst_request_item *items; ///< read during fst_loader_open() only
@@ -122,8 +99,6 @@ typedef struct fst_load_options {
     /// 0: no limit (everything is kept in the loader as well). A single tensor above it is
     /// FST_E_BUDGET.
     uint64_t budget_bytes;
-    /// Ranges of one file less than this far apart are read as one; 0: 64 KiB. UINT64_MAX: 0.
-    uint64_t coalesce_gap_bytes;
     const fst_allocator *allocator; ///< copied; NULL: our huge-page arenas
     fst_progress_callback progress;
     void *progress_context;
@@ -149,8 +124,9 @@ typedef struct fst_load_options {
     /// still use: destinations, and allocators that reuse memory in the order of a stream.
     uintptr_t stream;
     fst_gds gds;
-    fst_unified unified;
-    uint64_t ring_bytes; ///< locked memory that loads to a GPU go through; 0: 64 MiB, the most
+    /// Knobs of experimental.h, for measuring and for machines that nobody has met; NULL: as the
+    /// library decides. Read during fst_loader_open() only.
+    const struct fst_load_tuning *tuning;
 } fst_load_options;
 
 /// Plans the request and starts reading in the background. `model` may be closed afterwards.
@@ -175,14 +151,16 @@ FST_API FST_NODISCARD fst_status fst_loader_next(fst_loader *loader, int64_t tim
 
 /// Item `item_index` of the request (for a request without items: of the tensors chosen, in file
 /// order), at any time and any number of times, whatever the stream has handed out. Waits for its
-/// bytes; if the stream has let go of them they are read again. *out is the caller's reference.
+/// bytes, `timeout_ms` as in fst_loader_wait(); if the stream has let go of them they are read
+/// again. *out is the caller's reference.
 FST_API FST_NODISCARD fst_status fst_loader_item(fst_loader *loader, size_t item_index,
-                                                 fst_tensor **out, fst_error *error);
+                                                 int64_t timeout_ms, fst_tensor **out,
+                                                 fst_error *error);
 
 /// The same by name; a request with several items of that name gives the first.
 FST_API FST_NODISCARD fst_status fst_loader_tensor(fst_loader *loader, const char *name,
-                                                   size_t name_size, fst_tensor **out,
-                                                   fst_error *error);
+                                                   size_t name_size, int64_t timeout_ms,
+                                                   fst_tensor **out, fst_error *error);
 
 /// Makes the load stop soon: calls that wait, or would have to, return FST_E_CANCELLED. What is in
 /// place can still be had. NULL is allowed.
@@ -242,6 +220,7 @@ typedef struct fst_tensor_view {
     void *data;   ///< row-major, packed; not NULL unless size_bytes is 0; an address of `device`
     int writable; ///< 0 when stores to it fault (map_read_only)
     fst_device device; ///< FST_DEVICE_PINNED is memory of the processors, too
+    uint64_t reserved[4];
 } fst_tensor_view;
 
 FST_API FST_NODISCARD fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out,
@@ -259,15 +238,13 @@ FST_API fst_tensor *fst_tensor_ref(fst_tensor *tensor);
 /// memory underneath. From any thread. NULL is allowed.
 FST_API void fst_tensor_unref(fst_tensor *tensor);
 
-/// Tensor buffers of this process that are still alive, and their bytes.
-FST_API void fst_live_buffers(size_t *buffer_count, uint64_t *size_bytes);
-
 /// What can be used here, for one file or in general.
 typedef struct fst_engine_info {
     const char *name; ///< a constant
     int usable;
     int chosen;       ///< 1 for what FST_ENGINE_AUTO would use
     char reason[192]; ///< why, in words
+    uint64_t reserved[4];
 } fst_engine_info;
 
 /// Probes the engines, the GPUs' drivers, and GPUDirect Storage; `path` is a file to probe for, or

@@ -40,6 +40,7 @@ typedef struct fst_tensor_info {
     uint64_t size_bytes;
     uint32_t file_index;  ///< which file holds it
     uint64_t file_offset; ///< where its bytes begin, counted from the first byte of the file
+    uint64_t reserved[4];
 } fst_tensor_info;
 
 typedef struct fst_file_info {
@@ -51,6 +52,7 @@ typedef struct fst_file_info {
     int has_metadata;      ///< 1 when the file has a __metadata__ object, even an empty one
     uint32_t header_reads; ///< read calls that the header took
     uint64_t table_bytes;  ///< memory of the parsed header, the header's own bytes included
+    uint64_t reserved[6];
 } fst_file_info;
 
 /// Opens a model: `path` is a .safetensors file, an index (*.safetensors.index.json), or a folder
@@ -95,6 +97,7 @@ typedef struct fst_metadata_entry {
     size_t key_size;
     const char *value;
     size_t value_size;
+    uintptr_t reserved[2]; ///< 0
 } fst_metadata_entry;
 
 /// Entry `entry_index` of the __metadata__ of file `file_index`, in the order of the file.

@@ -21,27 +21,28 @@ typedef struct fst_writer fst_writer;
 /// What a save promises once it has returned FST_OK. Either way a crash of the program leaves the
 /// old file or the new one, whole.
 typedef enum fst_save_promise {
-    FST_SAVE_QUICK,   ///< the kernel has the bytes; a power cut may still lose them
-    FST_SAVE_DURABLE, ///< the device has them: file and folder are synced
-    FST_SAVE_PROMISE_COUNT
+    FST_SAVE_QUICK = 0,   ///< the kernel has the bytes; a power cut may still lose them
+    FST_SAVE_DURABLE = 1, ///< the device has them: file and folder are synced
 } fst_save_promise;
+#define FST_SAVE_PROMISE_COUNT 2
 
 /// The order of tensors in the file.
 typedef enum fst_save_order {
-    FST_SAVE_ORDER_REFERENCE, ///< as the reference writer: by dtype (largest first), then by name
-    FST_SAVE_ORDER_NAME,      ///< by name, bytewise
-    FST_SAVE_ORDER_GIVEN,     ///< as the caller lists them
-    FST_SAVE_ORDER_COUNT
+    FST_SAVE_ORDER_REFERENCE =
+        0,                    ///< as the reference writer: by dtype (largest first), then by name
+    FST_SAVE_ORDER_NAME = 1,  ///< by name, bytewise
+    FST_SAVE_ORDER_GIVEN = 2, ///< as the caller lists them
 } fst_save_order;
+#define FST_SAVE_ORDER_COUNT 3
 
 /// How bytes go to the disk.
 typedef enum fst_save_engine {
-    FST_SAVE_ENGINE_AUTO,     ///< durable: past the page cache where that works; quick: through it
-    FST_SAVE_ENGINE_BUFFERED, ///< writes through the page cache
-    FST_SAVE_ENGINE_DIRECT,   ///< writes past it (O_DIRECT), one at a time
-    FST_SAVE_ENGINE_URING,    ///< writes past it, many in flight
-    FST_SAVE_ENGINE_COUNT
+    FST_SAVE_ENGINE_AUTO = 0, ///< durable: past the page cache where that works; quick: through it
+    FST_SAVE_ENGINE_BUFFERED = 1, ///< writes through the page cache
+    FST_SAVE_ENGINE_DIRECT = 2,   ///< writes past it (O_DIRECT), one at a time
+    FST_SAVE_ENGINE_URING = 3,    ///< writes past it, many in flight
 } fst_save_engine;
+#define FST_SAVE_ENGINE_COUNT 4
 
 /// One tensor to save. The strings, the shape and `data` are the caller's; all but `data` may go
 /// when the opening call has returned, `data` must stay until the writer is closed.
@@ -55,6 +56,7 @@ typedef struct fst_save_tensor {
     uint32_t file_index;   ///< which file of a set (file_count > 0), else 0
     fst_device device;     ///< whose address `data` is; all zero: the CPU's. What the caller has
                            ///< queued for it on the device must be done
+    uint64_t reserved[4];  ///< 0
 } fst_save_tensor;
 
 /// How to save. Everything but struct_size may be zero.
@@ -153,6 +155,7 @@ FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tenso
 typedef struct fst_shard_item {
     uint64_t size_bytes;
     uint64_t group; ///< tensors of the same non-zero group share memory: one file, counted once
+    uint64_t reserved[2]; ///< 0
 } fst_shard_item;
 
 /// Splits tensors into files of at most `file_bytes_max` bytes as Hugging Face's libraries do: in

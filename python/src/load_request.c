@@ -137,7 +137,8 @@ typedef struct word_list {
     int count;
 } word_list;
 
-static int read_words(const request_words *words, fst_load_options *options) {
+static int read_words(const request_words *words, fst_load_options *options,
+                      fst_load_tuning *tuning) {
     static const char *const modes[] = {"auto", "load", "map"};
     static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
     static const char *const orders[] = {"file", "request"};
@@ -160,10 +161,10 @@ static int read_words(const request_words *words, fst_load_options *options) {
     options->mode = (fst_load_mode)numbers[0];
     options->engine = (fst_engine)numbers[1];
     options->order = (fst_order)numbers[2];
-    options->ring = (fst_ring)numbers[3];
-    options->numa = (fst_numa)numbers[4];
+    tuning->ring = (fst_ring)numbers[3];
+    tuning->numa = (fst_numa)numbers[4];
     options->gds = (fst_gds)numbers[5];
-    options->unified = (fst_unified)numbers[6];
+    tuning->unified = (fst_unified)numbers[6];
     return 1;
 }
 
@@ -291,7 +292,9 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
     long long budget = 0;
     unsigned long long stream = 0;
     int threads = 0;
-    *request = (load_request){.options = {.struct_size = sizeof request->options}};
+    *request = (load_request){.options = FST_STRUCT_INIT(fst_load_options),
+                              .tuning = FST_STRUCT_INIT(fst_load_tuning)};
+    request->options.tuning = &request->tuning;
     fst_load_options *options = &request->options;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKO:load", names, &items,
                                      &words.mode, &words.engine, &threads, &words.order, &budget,
@@ -307,7 +310,7 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
     options->thread_count = (uint32_t)threads;
     options->budget_bytes = (uint64_t)budget;
     options->stream = (uintptr_t)stream;
-    return read_words(&words, options) && read_dtype(words.dtype, options) &&
+    return read_words(&words, options, &request->tuning) && read_dtype(words.dtype, options) &&
            read_device(words.device, options) && take_allocator(allocator, request) &&
            read_items(state, model, items, request, options);
 }

@@ -11,6 +11,7 @@ void fstpy_memory_unref(caller_memory *memory);
 
 typedef struct load_request {
     fst_load_options options; ///< points to what follows
+    fst_load_tuning tuning;
     fst_request_item *items;
     uint64_t *numbers;
     size_t number_count, number_capacity;

@@ -9,7 +9,7 @@ static PyObject *module_live_buffers(PyObject *module, PyObject *none) {
     (void)none;
     size_t count;
     uint64_t bytes;
-    fst_live_buffers(&count, &bytes);
+    fst_memory_live(&count, &bytes);
     return Py_BuildValue("(nK)", (Py_ssize_t)count, (unsigned long long)bytes);
 }
 
@@ -17,14 +17,14 @@ static PyObject *module_keep_memory(PyObject *module, PyObject *size_object) {
     (void)module;
     unsigned long long size = PyLong_AsUnsignedLongLong(size_object);
     if (PyErr_Occurred()) return NULL;
-    fst_keep_memory(size);
+    fst_memory_keep(size);
     Py_RETURN_NONE;
 }
 
 static PyObject *module_trim(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
-    return PyLong_FromSize_t(fst_trim());
+    return PyLong_FromUnsignedLongLong(fst_memory_trim());
 }
 
 /// More than there are.
@@ -90,7 +90,7 @@ static PyObject *module_device_info(PyObject *module, PyObject *name_object) {
 static PyObject *module_pinned_bytes(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
-    return PyLong_FromUnsignedLongLong(fst_pinned_bytes());
+    return PyLong_FromUnsignedLongLong(fst_memory_pinned());
 }
 
 static PyObject *module_error_class(PyObject *module, PyObject *none) {

@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include <fastsafetensors.h>
+#include <fastsafetensors/experimental.h>
 
 #include "dlpack_abi.h"
 

@@ -171,9 +171,9 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
     fst_tensor *tensor;
     fst_status status;
     if (((loader_object *)self)->is_whole) {
-        status = fst_loader_item(loader, index, &tensor, &error);
+        status = fst_loader_item(loader, index, -1, &tensor, &error);
     } else {
-        Py_BEGIN_ALLOW_THREADS status = fst_loader_item(loader, index, &tensor, &error);
+        Py_BEGIN_ALLOW_THREADS status = fst_loader_item(loader, index, -1, &tensor, &error);
         Py_END_ALLOW_THREADS
     }
     if (status == FST_OK) return tensor;
@@ -227,7 +227,7 @@ static int export_item(PyObject *self, fst_loader *loader, size_t index, const e
                        PyObject *result) {
     fst_error error;
     fst_tensor *tensor;
-    if (fst_loader_item(loader, index, &tensor, &error) != FST_OK) {
+    if (fst_loader_item(loader, index, -1, &tensor, &error) != FST_OK) {
         fstpy_raise(state_of(self), &error);
         return 0;
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The public functions of base.h, dtype.h and version.h.
-#include "base/base.h"
+#include <string.h>
+
+#include "api_check.h"
 #include "device/device.h"
 #include "dtype/dtype.h"
 #include "fastsafetensors.h"
@@ -12,6 +14,8 @@ const char *fst_version(void) {
     return TEXT(FST_VERSION_MAJOR) "." TEXT(FST_VERSION_MINOR) "." TEXT(FST_VERSION_PATCH);
 }
 
+uint32_t fst_version_number(void) { return FST_VERSION_NUMBER; }
+
 const char *fst_status_name(fst_status status) { return fsti_status_name(status); }
 
 const char *fst_status_meaning(fst_status status) { return fsti_status_meaning(status); }
@@ -22,14 +26,48 @@ uint32_t fst_dtype_bits(fst_dtype dtype) { return fsti_dtype_bits(dtype); }
 
 uint32_t fst_dtype_alignment(fst_dtype dtype) { return fsti_dtype_alignment(dtype); }
 
-void fst_keep_memory(uint64_t size_bytes) { fsti_arena_keep_max(size_bytes); }
+fst_status fst_dtype_from_name(const char *name, size_t name_size, fst_dtype *out,
+                               fst_error *error) {
+    API_REQUIRE(name != NULL && out != NULL, error, "name or out is NULL");
+    if (name_size == SIZE_MAX) name_size = strlen(name);
+    *out = fsti_dtype_find(name, name_size);
+    if (*out != FSTI_DTYPE_NONE) return FST_OK;
+    char known[256];
+    fsti_dtype_list(known, sizeof known);
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                          "no dtype is called '%.*s'; there are %s", (int)fsti_min(name_size, 64),
+                          name, known);
+}
 
-size_t fst_trim(void) { return (size_t)(fsti_ring_trim() + fsti_arena_trim()); }
+int fst_dtype_convertible(fst_dtype from, fst_dtype to) {
+    if (fsti_dtype_bits(from) == 0 || fsti_dtype_bits(to) == 0) return 0;
+    return from == to || fsti_dtype_convertible(from, to);
+}
 
-void fst_live_buffers(size_t *buffer_count, uint64_t *size_bytes) {
+fst_status fst_dtype_tensor_bytes(fst_dtype dtype, const uint64_t *shape, uint32_t rank,
+                                  uint64_t *size_bytes, fst_error *error) {
+    API_REQUIRE(size_bytes != NULL && (shape != NULL || rank == 0), error,
+                "shape or size_bytes is NULL");
+    API_REQUIRE(fsti_dtype_bits(dtype) != 0, error, "unknown dtype %d", (int)dtype);
+    fst_status status = fsti_dtype_tensor_bytes(dtype, shape, rank, size_bytes);
+    if (status == FST_OK) return FST_OK;
+    return fsti_error_set(error, status, FSTI_NOWHERE, "%s", fsti_status_meaning(status));
+}
+
+void fst_memory_keep(uint64_t size_bytes) { fsti_arena_keep_max(size_bytes); }
+
+uint64_t fst_memory_trim(void) { return fsti_ring_trim() + fsti_arena_trim(); }
+
+void fst_memory_live(size_t *buffer_count, uint64_t *size_bytes) {
     size_t count;
     uint64_t bytes;
     fsti_buffer_live(&count, &bytes);
     if (buffer_count != NULL) *buffer_count = count;
     if (size_bytes != NULL) *size_bytes = bytes;
+}
+
+uint64_t fst_memory_pinned(void) { return fsti_ring_locked_bytes(); }
+
+void fst_log_set(fst_log_callback callback, void *context, fst_log_level level) {
+    fsti_log_set(callback, context, level);
 }

@@ -11,10 +11,27 @@ fst_status fsti_api_copy_struct(void *target, size_t size, const void *source, s
                                 fst_error *error) {
     API_REQUIRE(source_size >= sizeof(size_t) && source_size <= STRUCT_BYTES_MAX, error,
                 "struct_size %zu is not the size of the options", source_size);
-    const char *bytes = source;
-    for (size_t i = size; i < source_size; i++)
-        API_REQUIRE(bytes[i] == 0, error, "the options have a field that this version lacks");
+    API_REQUIRE(source_size <= size ||
+                    fsti_api_is_zero((const char *)source + size, source_size - size),
+                error, "the options have a field that this version lacks");
     memset(target, 0, size);
     memcpy(target, source, source_size < size ? source_size : size);
     return FST_OK;
+}
+
+fst_status fsti_api_give_struct(void *target, size_t size, const void *full, size_t full_size,
+                                fst_error *error) {
+    API_REQUIRE(size >= sizeof(size_t) && size <= STRUCT_BYTES_MAX, error,
+                "struct_size %zu is not the size of the struct", size);
+    memset(target, 0, size);
+    memcpy(target, full, size < full_size ? size : full_size);
+    memcpy(target, &size, sizeof size);
+    return FST_OK;
+}
+
+bool fsti_api_is_zero(const void *bytes, size_t size_bytes) {
+    const char *at = bytes;
+    for (size_t i = 0; i < size_bytes; i++)
+        if (at[i] != 0) return false;
+    return true;
 }

@@ -17,14 +17,10 @@ int32_t fst_device_count(fst_device_kind kind) {
 
 fst_status fst_device_info_get(fst_device device, fst_device_info *out, fst_error *error) {
     API_REQUIRE(out != NULL, error, "out is NULL");
-    size_t size = out->struct_size;
-    API_REQUIRE(size >= sizeof(size_t), error, "struct_size is not set");
+    API_REQUIRE(out->struct_size >= sizeof(size_t), error, "struct_size is not set");
     API_REQUIRE((unsigned)device.kind < FST_DEVICE_KIND_COUNT, error, "unknown kind of device %d",
                 (int)device.kind);
-    fst_device_info full = {.struct_size = size};
+    fst_device_info full = {.struct_size = sizeof full};
     FST_TRY(fsti_device_info(device, &full, error));
-    memcpy(out, &full, size < sizeof full ? size : sizeof full);
-    return FST_OK;
+    return fsti_api_give_struct(out, out->struct_size, &full, sizeof full, error);
 }
-
-uint64_t fst_pinned_bytes(void) { return fsti_ring_locked_bytes(); }

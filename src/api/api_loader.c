@@ -4,6 +4,7 @@
 
 #include "api_check.h"
 #include "fastsafetensors.h"
+#include "fastsafetensors/experimental.h"
 #include "loader/loader.h"
 
 static fst_status check_options(const fst_load_options *options, fst_error *error) {
@@ -11,17 +12,11 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 (int)options->mode);
     API_REQUIRE((unsigned)options->engine < FST_ENGINE_COUNT, error, "unknown engine %d",
                 (int)options->engine);
-    API_REQUIRE((unsigned)options->ring < FST_RING_COUNT, error, "unknown ring %d",
-                (int)options->ring);
-    API_REQUIRE((unsigned)options->numa < FST_NUMA_COUNT, error, "unknown numa policy %d",
-                (int)options->numa);
     API_REQUIRE((unsigned)options->order < FST_ORDER_COUNT, error, "unknown order %d",
                 (int)options->order);
     API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error, "unknown dtype %d",
                 (int)options->dtype);
     API_REQUIRE((unsigned)options->gds < FST_GDS_COUNT, error, "unknown gds %d", (int)options->gds);
-    API_REQUIRE((unsigned)options->unified < FST_UNIFIED_COUNT, error, "unknown unified %d",
-                (int)options->unified);
     API_REQUIRE((unsigned)options->device.kind < FST_DEVICE_KIND_COUNT, error,
                 "unknown kind of device %d", (int)options->device.kind);
     API_REQUIRE(options->device.kind == FST_DEVICE_CPU || options->mode != FST_MODE_MAP, error,
@@ -38,6 +33,24 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
     const fst_allocator *allocator = options->allocator;
     API_REQUIRE(allocator == NULL || (allocator->allocate != NULL && allocator->release != NULL),
                 error, "the allocator lacks a function");
+    API_REQUIRE(allocator == NULL || API_ALL_ZERO(allocator->reserved), error,
+                "reserved words of the allocator are not zero");
+    for (size_t i = 0; i < options->item_count; i++)
+        API_REQUIRE(API_ALL_ZERO(options->items[i].reserved), error,
+                    "reserved words of item %zu are not zero", i);
+    return FST_OK;
+}
+
+static fst_status read_tuning(const fst_load_tuning *given, fst_load_tuning *out,
+                              fst_error *error) {
+    *out = FST_STRUCT_INIT(fst_load_tuning);
+    if (given != NULL)
+        FST_TRY(fsti_api_copy_struct(out, sizeof *out, given, given->struct_size, error));
+    API_REQUIRE((unsigned)out->ring < FST_RING_COUNT, error, "unknown ring %d", (int)out->ring);
+    API_REQUIRE((unsigned)out->numa < FST_NUMA_COUNT, error, "unknown numa policy %d",
+                (int)out->numa);
+    API_REQUIRE((unsigned)out->unified < FST_UNIFIED_COUNT, error, "unknown unified %d",
+                (int)out->unified);
     return FST_OK;
 }
 
@@ -49,7 +62,10 @@ fst_status fst_loader_open(fst_model *model, const fst_load_options *options, fs
     API_REQUIRE(model != NULL, error, "model is NULL");
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
+    fst_load_tuning tuning;
     FST_TRY(check_options(&known, error));
+    FST_TRY(read_tuning(known.tuning, &tuning, error));
+    known.tuning = &tuning;
     return fsti_loader_open(model, &known, out, error);
 }
 
@@ -70,23 +86,23 @@ fst_status fst_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor **
     return fsti_loader_next(loader, timeout_ms, out, error);
 }
 
-fst_status fst_loader_item(fst_loader *loader, size_t item_index, fst_tensor **out,
-                           fst_error *error) {
+fst_status fst_loader_item(fst_loader *loader, size_t item_index, int64_t timeout_ms,
+                           fst_tensor **out, fst_error *error) {
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(loader != NULL, error, "loader is NULL");
     API_REQUIRE(item_index < fsti_loader_tensor_count(loader), error, "item %zu of %zu", item_index,
                 fsti_loader_tensor_count(loader));
-    return fsti_loader_item(loader, item_index, out, error);
+    return fsti_loader_item(loader, item_index, timeout_ms, out, error);
 }
 
 fst_status fst_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
-                             fst_tensor **out, fst_error *error) {
+                             int64_t timeout_ms, fst_tensor **out, fst_error *error) {
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(loader != NULL && name != NULL, error, "loader or name is NULL");
     if (name_size == SIZE_MAX) name_size = strlen(name);
-    return fsti_loader_tensor(loader, name, name_size, out, error);
+    return fsti_loader_tensor(loader, name, name_size, timeout_ms, out, error);
 }
 
 void fst_loader_cancel(fst_loader *loader) {
@@ -97,14 +113,10 @@ void fst_loader_close(fst_loader *loader) { fsti_loader_close(loader); }
 
 fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats, fst_error *error) {
     API_REQUIRE(loader != NULL && stats != NULL, error, "loader or stats is NULL");
-    size_t size = stats->struct_size;
-    API_REQUIRE(size >= sizeof(size_t), error, "struct_size is not set");
     fst_load_stats full = {.struct_size = sizeof full};
     // The handle is const for the caller; counting under its lock is not seen.
     fsti_loader_stats((fst_loader *)(uintptr_t)loader, &full);
-    full.struct_size = size;
-    memcpy(stats, &full, size < sizeof full ? size : sizeof full);
-    return FST_OK;
+    return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 
 fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out, fst_error *error) {

@@ -54,6 +54,8 @@ static fst_status copy_metadata(save_request *request, fst_error *error) {
         fst_metadata_entry entry = request->options.metadata[i];
         API_REQUIRE(entry.key != NULL && entry.value != NULL, error,
                     "metadata entry %zu lacks key or value", i);
+        API_REQUIRE(API_ALL_ZERO(entry.reserved), error,
+                    "reserved words of metadata entry %zu are not zero", i);
         if (entry.key_size == SIZE_MAX) entry.key_size = strlen(entry.key);
         if (entry.value_size == SIZE_MAX) entry.value_size = strlen(entry.value);
         request->metadata[i] = entry;
@@ -77,6 +79,8 @@ static fst_status copy_tensors(save_request *request, const fst_save_tensor *ten
         API_REQUIRE(tensor.shape != NULL || tensor.rank == 0, error, "tensor %zu has no shape", i);
         API_REQUIRE(tensor.file_index < file_count, error, "tensor %zu: file %u of %u", i,
                     tensor.file_index, file_count);
+        API_REQUIRE(API_ALL_ZERO(tensor.reserved), error,
+                    "reserved words of tensor %zu are not zero", i);
         if (tensor.name_size == SIZE_MAX) tensor.name_size = strlen(tensor.name);
         request->tensors[i] = tensor;
     }
@@ -144,18 +148,17 @@ const char *fst_writer_path(const fst_writer *writer, uint32_t file_index) {
 
 fst_status fst_writer_stats_get(const fst_writer *writer, fst_save_stats *stats, fst_error *error) {
     API_REQUIRE(writer != NULL && stats != NULL, error, "writer or stats is NULL");
-    size_t size = stats->struct_size;
-    API_REQUIRE(size >= sizeof(size_t), error, "struct_size is not set");
     fst_save_stats full = {.struct_size = sizeof full};
     fsti_writer_stats(writer, &full);
-    full.struct_size = size;
-    memcpy(stats, &full, size < sizeof full ? size : sizeof full);
-    return FST_OK;
+    return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 
 fst_status fst_save(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
                     const fst_save_options *options, fst_save_stats *stats, fst_error *error) {
     fst_writer *writer;
+    // Before anything is replaced: from then on nothing may fail.
+    API_REQUIRE(stats == NULL || stats->struct_size >= sizeof(size_t), error,
+                "struct_size of the statistics is not set");
     FST_TRY(fst_writer_open(path, tensors, tensor_count, options, &writer, error));
     fst_status status = fst_writer_commit(writer, error);
     if (status == FST_OK && stats != NULL) status = fst_writer_stats_get(writer, stats, error);
@@ -171,6 +174,9 @@ fst_status fst_shards_assign(const fst_shard_item *items, size_t item_count,
     API_REQUIRE((items != NULL && file_of != NULL) || item_count == 0, error,
                 "items or file_of is NULL");
     API_REQUIRE(item_count < INT32_MAX, error, "too many tensors");
+    for (size_t i = 0; i < item_count; i++)
+        API_REQUIRE(API_ALL_ZERO(items[i].reserved), error,
+                    "reserved words of item %zu are not zero", i);
     return fsti_shards_assign(items, item_count, file_bytes_max, file_of, file_count, error);
 }
 

@@ -49,6 +49,16 @@ fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, co
 /// FST_E_NO_MEMORY for `size_bytes` bytes.
 fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes);
 
+/// Replaces control bytes (C0, DEL, and C1 in UTF-8) by '?': text of files and paths must not write
+/// on a terminal.
+void fsti_text_make_printable(char *text);
+
+// ---- the log: what was decided, to the program's callback ----
+
+void fsti_log_set(fst_log_callback callback, void *context, fst_log_level level);
+/// A line, made only when somebody wants it.
+__attribute__((format(printf, 2, 3))) void fsti_log(fst_log_level level, const char *format, ...);
+
 // ---- memory: the only callers of malloc; a test can make the n-th call fail ----
 
 void *fsti_alloc(size_t size_bytes);

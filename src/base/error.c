@@ -6,21 +6,28 @@
 #include <string.h>
 
 #include "base.h"
+#include "status_map.h"
 
 static const struct {
     const char *name, *meaning;
 } statuses[] = {
-#define STATUS_ROW(constant, name, meaning) {name, meaning},
-    FST_STATUS_MAP(STATUS_ROW)
+#define STATUS_ROW(constant, name, meaning) [constant] = {name, meaning},
+    FSTI_STATUS_MAP(STATUS_ROW)
 #undef STATUS_ROW
 };
+#define STATUS_COUNT (sizeof statuses / sizeof *statuses)
+
+// Every number of the public enum has its row, once.
+#define STATUS_ONE(constant, name, meaning) +1
+_Static_assert((0 FSTI_STATUS_MAP(STATUS_ONE)) == STATUS_COUNT, "numbers without a hole");
+#undef STATUS_ONE
 
 const char *fsti_status_name(fst_status status) {
-    return (unsigned)status < FST_STATUS_COUNT ? statuses[status].name : "Unknown";
+    return (unsigned)status < STATUS_COUNT ? statuses[status].name : "Unknown";
 }
 
 const char *fsti_status_meaning(fst_status status) {
-    return (unsigned)status < FST_STATUS_COUNT ? statuses[status].meaning : "unknown status";
+    return (unsigned)status < STATUS_COUNT ? statuses[status].meaning : "unknown status";
 }
 
 /// Appends formatted text to a fixed buffer; what does not fit is cut.
@@ -33,22 +40,18 @@ __attribute__((format(printf, 3, 4))) static void append_text(char *text, size_t
     va_end(arguments);
 }
 
-/// Messages quote names and texts of files: control characters (C1 ones, too, as UTF-8 writes
-/// them) would let a file write on a terminal.
-static void make_printable(char *text, size_t size) {
-    unsigned char *bytes = (unsigned char *)text;
-    for (size_t i = 0; i < size; i++) {
-        if (bytes[i] < 0x20 || bytes[i] == 0x7f) bytes[i] = '?';
-        if (bytes[i] == 0xc2 && bytes[i + 1] >= 0x80 && bytes[i + 1] < 0xa0)
-            bytes[i] = bytes[i + 1] = '?';
+void fsti_text_make_printable(char *text) {
+    for (unsigned char *at = (unsigned char *)text; *at != '\0'; at++) {
+        if (*at < 0x20 || *at == 0x7f) *at = '?';
+        if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) at[0] = at[1] = '?';
     }
 }
 
 static void copy_printable(char *target, size_t capacity, const char *source, size_t size) {
     size_t count = size < capacity - 1 ? size : capacity - 1;
-    memcpy(target, source, count);
+    for (size_t i = 0; i < count; i++) target[i] = source[i] == '\0' ? '?' : source[i];
     target[count] = '\0';
-    make_printable(target, count);
+    fsti_text_make_printable(target);
 }
 
 /// Says where, as far as `place` knows.
@@ -67,7 +70,7 @@ static void append_place(fst_error *error, const fsti_error_place *place) {
 void fsti_error_locate(fst_error *error, const fsti_error_place *place) {
     if (error == NULL) return;
     append_place(error, place);
-    make_printable(error->message, strlen(error->message));
+    fsti_text_make_printable(error->message);
 }
 
 fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place place,
@@ -88,7 +91,7 @@ fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place 
     }
     if (place.os_errno != 0)
         append_text(error->message, sizeof error->message, ": %s", strerror(place.os_errno));
-    make_printable(error->message, strlen(error->message));
+    fsti_text_make_printable(error->message);
     return status;
 }
 

@@ -5,7 +5,7 @@
 
 #include "base/base.h"
 #include "fastsafetensors/device.h"
-#include "fastsafetensors/loader.h"
+#include "fastsafetensors/experimental.h"
 
 /// Buffers are placed at multiples of this when they are that large, in huge pages if the system
 /// gives them: a fault then makes 2 MiB, and a 1 MiB request to the disk is one segment.

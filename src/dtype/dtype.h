@@ -10,8 +10,21 @@ const char *fsti_dtype_name(fst_dtype dtype);
 uint32_t fsti_dtype_bits(fst_dtype dtype);
 uint32_t fsti_dtype_alignment(fst_dtype dtype);
 
-/// The dtype of that name, exact case; FST_DTYPE_COUNT when there is none.
+/// No dtype: what is found where there is none. Never in a table.
+#define FSTI_DTYPE_NONE ((fst_dtype)0xff)
+
+/// The dtype of that name, exact case; FSTI_DTYPE_NONE when there is none.
 fst_dtype fsti_dtype_find(const char *name, size_t size);
+
+/// Where the reference writer sorts it: smallest alignment first.
+uint32_t fsti_dtype_sort_rank(fst_dtype dtype);
+
+/// All names, with spaces between them; what does not fit is left out.
+void fsti_dtype_list(char *text, size_t capacity);
+
+/// Bytes of a packed tensor; errors as of fsti_dtype_size().
+fst_status fsti_dtype_tensor_bytes(fst_dtype dtype, const uint64_t *shape, uint32_t rank,
+                                   uint64_t *size_bytes);
 
 /// Bytes of `element_count` elements. FST_E_VALIDATION_OVERFLOW when they exceed 64 bits,
 /// FST_E_MISALIGNED_SLICE when they are not whole bytes.

@@ -3,15 +3,23 @@
 #include <string.h>
 
 #include "dtype.h"
+#include "dtype_map.h"
 
 static const struct {
     const char *name;
-    uint8_t name_size, bits;
+    uint8_t name_size, bits, sort_rank;
 } dtypes[] = {
-#define DTYPE_ROW(name, bits) {#name, sizeof #name - 1, bits},
-    FST_DTYPE_MAP(DTYPE_ROW)
+#define DTYPE_ROW(number, name, bits, rank) {#name, sizeof #name - 1, bits, rank},
+    FSTI_DTYPE_MAP(DTYPE_ROW)
 #undef DTYPE_ROW
 };
+
+// The public enum, the map and this table agree.
+#define DTYPE_AGREES(number, name, bits, rank)                                                     \
+    _Static_assert(FST_DTYPE_##name == (number), "FST_DTYPE_" #name);
+FSTI_DTYPE_MAP(DTYPE_AGREES)
+#undef DTYPE_AGREES
+_Static_assert(sizeof dtypes / sizeof *dtypes == FST_DTYPE_COUNT, "one row for each dtype");
 
 const char *fsti_dtype_name(fst_dtype dtype) {
     return (unsigned)dtype < FST_DTYPE_COUNT ? dtypes[dtype].name : NULL;
@@ -31,7 +39,27 @@ fst_dtype fsti_dtype_find(const char *name, size_t size) {
     for (unsigned i = 0; i < FST_DTYPE_COUNT; i++)
         if (dtypes[i].name_size == size && memcmp(dtypes[i].name, name, size) == 0)
             return (fst_dtype)i;
-    return FST_DTYPE_COUNT;
+    return FSTI_DTYPE_NONE;
+}
+
+uint32_t fsti_dtype_sort_rank(fst_dtype dtype) { return dtypes[dtype].sort_rank; }
+
+void fsti_dtype_list(char *text, size_t capacity) {
+    size_t used = 0;
+    for (unsigned i = 0; i < FST_DTYPE_COUNT && used + dtypes[i].name_size + 2 < capacity; i++) {
+        if (i > 0) text[used++] = ' ';
+        memcpy(text + used, dtypes[i].name, dtypes[i].name_size);
+        used += dtypes[i].name_size;
+    }
+    text[used] = '\0';
+}
+
+fst_status fsti_dtype_tensor_bytes(fst_dtype dtype, const uint64_t *shape, uint32_t rank,
+                                   uint64_t *size_bytes) {
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < rank; i++)
+        if (!fsti_mul(count, shape[i], &count)) return FST_E_VALIDATION_OVERFLOW;
+    return fsti_dtype_size(dtype, count, size_bytes);
 }
 
 fst_status fsti_dtype_size(fst_dtype dtype, uint64_t element_count, uint64_t *size_bytes) {

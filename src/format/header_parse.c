@@ -30,7 +30,7 @@ static bool read_dtype(header_build *build, fsti_tensor *tensor) {
         bool fits = name.size <= sizeof decoded;
         size_t size = fits ? fsti_json_decode(&name, decoded) : 0;
         fst_dtype dtype = fsti_dtype_find(decoded, size);
-        if (!fits || dtype == FST_DTYPE_COUNT) {
+        if (!fits || dtype == FSTI_DTYPE_NONE) {
             reader->cursor = name.text;
             return json_fault(reader, "unknown dtype");
         }
@@ -149,8 +149,8 @@ static bool read_entry_fast(header_build *build, fsti_tensor *tensor) {
     if (memcmp(at, last, last_size) != 0) {
         const char *quote = memchr(at, '"', 16);
         fst_dtype dtype =
-            quote == NULL ? FST_DTYPE_COUNT : fsti_dtype_find(at, (size_t)(quote - at));
-        if (dtype == FST_DTYPE_COUNT) return false;
+            quote == NULL ? FSTI_DTYPE_NONE : fsti_dtype_find(at, (size_t)(quote - at));
+        if (dtype == FSTI_DTYPE_NONE) return false;
         build->last_dtype = (uint8_t)dtype;
         last_size = (size_t)(quote - at);
     }

@@ -52,8 +52,9 @@ static fst_status choose_device(fst_loader *loader, fst_error *error) {
     loader->device_id = options->device;
     if (options->device.kind == FST_DEVICE_CPU) return FST_OK;
     FST_TRY(fsti_device_get(options->device, &loader->device, error));
-    bool shares = options->unified == FST_UNIFIED_ON ||
-                  (options->unified == FST_UNIFIED_AUTO && fsti_device_unified(loader->device));
+    fst_unified unified = loader->tuning.unified;
+    bool shares = unified == FST_UNIFIED_ON ||
+                  (unified == FST_UNIFIED_AUTO && fsti_device_unified(loader->device));
     bool is_pinned = options->device.kind == FST_DEVICE_PINNED;
     if (!is_pinned) loader->device_id = fsti_device_id(loader->device);
     // Memory of the caller's is filled the way that its kind needs.
@@ -125,7 +126,7 @@ static fst_status check_budget(const fst_loader *loader, fst_error *error) {
 
 static fst_status make_plan(fst_loader *loader, fst_error *error) {
     const fst_load_options *options = &loader->options;
-    uint64_t start_ns = fsti_now_ns(), gap = options->coalesce_gap_bytes;
+    uint64_t start_ns = fsti_now_ns(), gap = loader->tuning.coalesce_gap_bytes;
     fsti_plan_rules rules = {.order = options->order,
                              .batch_bytes_max = batch_limit(loader),
                              .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
@@ -173,9 +174,10 @@ static fst_status make_views(fst_loader *loader, fst_error *error) {
 }
 
 /// A budget that is smaller than the ring's default makes the ring smaller, too.
-static uint64_t ring_bytes(const fst_load_options *options) {
-    uint64_t bytes = options->ring_bytes == 0 ? RING_BYTES : options->ring_bytes;
-    if (options->budget_bytes != 0) bytes = fsti_min(bytes, options->budget_bytes / 4);
+static uint64_t ring_bytes(const fst_loader *loader) {
+    uint64_t bytes = loader->tuning.staging_bytes, budget = loader->options.budget_bytes;
+    if (bytes == 0) bytes = RING_BYTES;
+    if (budget != 0) bytes = fsti_min(bytes, budget / 4);
     return fsti_min(bytes, RING_BYTES);
 }
 
@@ -190,11 +192,11 @@ static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
                     .device = loader->device,
                     .locks_memory = loader->locks_memory,
                     .stream = options->stream,
-                    .ring_bytes = ring_bytes(options),
+                    .ring_bytes = ring_bytes(loader),
                     .gds = options->gds,
                     .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
-                    .ring = options->ring,
-                    .numa = options->numa,
+                    .ring = loader->tuning.ring,
+                    .numa = loader->tuning.numa,
                     .thread_count = options->thread_count,
                     .budget_bytes = options->budget_bytes,
                     .guard_allowed = options->no_sigbus_guard == 0,
@@ -210,6 +212,8 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
     pthread_mutex_init(&loader->lock, NULL);
     loader->model = fsti_model_ref(model);
     loader->options = *options;
+    loader->tuning = *options->tuning;
+    loader->options.tuning = &loader->tuning;
     if (options->allocator != NULL) {
         loader->allocator = *options->allocator;
         loader->options.allocator = &loader->allocator;
@@ -324,8 +328,8 @@ static fst_status want_index(const fst_loader *loader, const fsti_plan_want *wan
 }
 
 /// Reads one item again, in a load of its own.
-static fst_status reload_item(fst_loader *loader, uint32_t item_index, fst_tensor **out,
-                              fst_error *error) {
+static fst_status reload_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
+                              fst_tensor **out, fst_error *error) {
     const fsti_plan_want *want = &loader->wants[item_index];
     size_t tensor_index = 0;
     FST_TRY(want_index(loader, want, &tensor_index, error));
@@ -343,21 +347,21 @@ static fst_status reload_item(fst_loader *loader, uint32_t item_index, fst_tenso
     fst_loader *single = NULL;
     fst_status status = fsti_loader_open(loader->model, &options, &single, error);
     if (status != FST_OK || single == NULL) return status;
-    status = fsti_loader_next(single, -1, out, error);
+    status = fsti_loader_next(single, timeout_ms, out, error);
     fsti_loader_close(single);
     return status;
 }
 
-fst_status fsti_loader_item(fst_loader *loader, size_t item_index, fst_tensor **out,
-                            fst_error *error) {
+fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeout_ms,
+                            fst_tensor **out, fst_error *error) {
     const fsti_plan_item *item = &loader->plan.items[item_index];
     fsti_buffer *buffer;
     // Holding the buffer keeps the bytes even if the stream lets go of them meanwhile. A batch
     // that is not admitted must not be waited for: its turn may never come while we wait.
     bool held = fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
     if (!held && item->size_bytes > 0 && loader->mode != FST_MODE_MAP)
-        return reload_item(loader, (uint32_t)item_index, out, error);
-    fst_status status = wait_item(loader, item, -1, error);
+        return reload_item(loader, (uint32_t)item_index, timeout_ms, out, error);
+    fst_status status = wait_item(loader, item, timeout_ms, error);
     if (status == FST_OK)
         status = fsti_tensor_make(loader, (uint32_t)item_index, buffer, out, error);
     fsti_buffer_unref(buffer);
@@ -383,7 +387,7 @@ static fst_status index_items(fst_loader *loader, fst_error *error) {
 }
 
 fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
-                              fst_tensor **out, fst_error *error) {
+                              int64_t timeout_ms, fst_tensor **out, fst_error *error) {
     size_t tensor_index = 0;
     FST_TRY(fsti_model_find(loader->model, name, name_size, &tensor_index, error));
     pthread_mutex_lock(&loader->lock);
@@ -392,7 +396,7 @@ fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_
     uint32_t item = table != NULL ? table[tensor_index] : 0;
     pthread_mutex_unlock(&loader->lock);
     FST_TRY(status);
-    if (item > 0) return fsti_loader_item(loader, item - 1, out, error);
+    if (item > 0) return fsti_loader_item(loader, item - 1, timeout_ms, out, error);
     fsti_error_place place = FSTI_NOWHERE;
     place.tensor = name;
     place.tensor_size = name_size;

@@ -3,6 +3,7 @@
 #ifndef FSTI_LOAD_H
 #define FSTI_LOAD_H
 
+#include "fastsafetensors/experimental.h"
 #include "model.h"
 #include "plan/plan.h"
 #include "transfer/transfer.h"
@@ -10,10 +11,11 @@
 struct fst_loader {
     fst_model *model;
     fst_load_options options; ///< without its pointers to items and globs
-    fst_load_mode mode;       ///< what AUTO became
-    fsti_device *device;      ///< NULL: the processors
-    fst_device device_id;     ///< of tensors
-    bool locks_memory;        ///< tensors lie in locked memory of the processors
+    fst_load_tuning tuning;
+    fst_load_mode mode;   ///< what AUTO became
+    fsti_device *device;  ///< NULL: the processors
+    fst_device device_id; ///< of tensors
+    bool locks_memory;    ///< tensors lie in locked memory of the processors
     char mode_reason[160];
     fsti_plan_want *wants;
     uint64_t *slices; ///< the numbers that wants point to

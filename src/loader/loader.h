@@ -5,6 +5,7 @@
 #define FSTI_LOADER_H
 
 #include "base/base.h"
+#include "fastsafetensors/experimental.h"
 #include "fastsafetensors/loader.h"
 #include "fastsafetensors/model.h"
 
@@ -22,17 +23,17 @@ void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry
 fst_status fsti_model_find(const fst_model *model, const char *name, size_t name_size,
                            size_t *index, fst_error *error);
 
-/// `options` is complete: struct_size is this version's.
+/// `options` is complete: struct_size is this version's, and `tuning` is there.
 fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, fst_loader **out,
                             fst_error *error);
 size_t fsti_loader_tensor_count(const fst_loader *loader);
 fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error);
 fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor **out,
                             fst_error *error);
-fst_status fsti_loader_item(fst_loader *loader, size_t item_index, fst_tensor **out,
-                            fst_error *error);
+fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeout_ms,
+                            fst_tensor **out, fst_error *error);
 fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
-                              fst_tensor **out, fst_error *error);
+                              int64_t timeout_ms, fst_tensor **out, fst_error *error);
 void fsti_loader_cancel(fst_loader *loader);
 void fsti_loader_close(fst_loader *loader);
 void fsti_loader_stats(fst_loader *loader, fst_load_stats *stats);

@@ -6,7 +6,7 @@
 #define FSTI_TRANSFER_H
 
 #include "device/device.h"
-#include "fastsafetensors/loader.h"
+#include "fastsafetensors/experimental.h"
 #include "io/io.h"
 #include "plan/plan.h"
 

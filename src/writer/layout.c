@@ -66,6 +66,9 @@ static bool find_duplicate(const fst_layout *layout, size_t *duplicate) {
     return true;
 }
 
+/// Above every dtype's rank.
+#define RANK_END 256u
+
 /// What ordering looks at, in one line of the cache.
 typedef struct sort_key {
     const char *name;
@@ -90,14 +93,15 @@ static bool sort_entries(fst_layout *layout, const fst_save_options *options) {
     for (size_t i = 0; i < count; i++) {
         const fsti_header_entry *entry = &layout->entries[i];
         bool reference = options->order == FST_SAVE_ORDER_REFERENCE;
-        keys[i] = (sort_key){.name = entry->name,
-                             .name_size = (uint32_t)entry->name_size,
-                             .index = (uint32_t)i,
-                             .group = reference ? FST_DTYPE_COUNT - (uint32_t)entry->dtype : 0};
+        keys[i] =
+            (sort_key){.name = entry->name,
+                       .name_size = (uint32_t)entry->name_size,
+                       .index = (uint32_t)i,
+                       .group = reference ? RANK_END - fsti_dtype_sort_rank(entry->dtype) : 0};
         // Those that end where the next may begin come first: fewer fillings.
         if (reference && options->alignment_bytes > 1)
             keys[i].group +=
-                (entry->end - entry->begin) % options->alignment_bytes == 0 ? 0 : FST_DTYPE_COUNT;
+                (entry->end - entry->begin) % options->alignment_bytes == 0 ? 0 : RANK_END;
         if (i > 0 && compare_keys(&keys[i - 1], &keys[i]) > 0) sorted = false;
     }
     if (!sorted) qsort(keys, count, sizeof *keys, compare_keys);

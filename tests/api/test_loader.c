@@ -56,7 +56,7 @@ TEST(tensors_outlive_everything)
         }
         size_t buffers;
         uint64_t bytes;
-        fst_live_buffers(&buffers, &bytes);
+        fst_memory_live(&buffers, &bytes);
         CHECK_INT(buffers, 0);
         CHECK_INT(bytes, 0);
     }
@@ -69,7 +69,7 @@ TEST(stores_to_views_stay_private)
     fst_loader *loader;
     fst_tensor *tensor;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, 0, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, NULL), FST_OK);
     memset(view_of(tensor).data, 0, 100);
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
@@ -77,7 +77,7 @@ TEST(stores_to_views_stay_private)
     CHECK_INT(fst_model_open(fixture_path("tensors"), NULL, &model, NULL), FST_OK);
     options.map_read_only = 1;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, 0, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, NULL), FST_OK);
     CHECK(is_tensor(tensor, 0));
     CHECK_INT(view_of(tensor).writable, 0);
     fst_tensor_unref(tensor);
@@ -120,10 +120,10 @@ TEST(random_access_while_streaming_within_a_budget)
         CHECK(is_tensor(next, i));
         // One that is long gone, one that is far ahead, one by name.
         size_t any = i * 7 % COUNT;
-        CHECK_INT(fst_loader_item(loader, any, &other, &error), FST_OK);
+        CHECK_INT(fst_loader_item(loader, any, -1, &other, &error), FST_OK);
         CHECK(is_tensor(other, any));
         fst_tensor_unref(other);
-        CHECK_INT(fst_loader_tensor(loader, "t31", SIZE_MAX, &other, &error), FST_OK);
+        CHECK_INT(fst_loader_tensor(loader, "t31", SIZE_MAX, -1, &other, &error), FST_OK);
         CHECK(is_tensor(other, 31));
         fst_tensor_unref(other);
         fst_tensor_unref(next);
@@ -239,9 +239,9 @@ TEST(slices)
         fst_loader *loader;
         fst_tensor *slice, *late, *whole;
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-        CHECK_INT(fst_loader_item(loader, 0, &slice, NULL), FST_OK);
-        CHECK_INT(fst_loader_item(loader, 1, &late, NULL), FST_OK);
-        CHECK_INT(fst_loader_item(loader, 2, &whole, NULL), FST_OK);
+        CHECK_INT(fst_loader_item(loader, 0, -1, &slice, NULL), FST_OK);
+        CHECK_INT(fst_loader_item(loader, 1, -1, &late, NULL), FST_OK);
+        CHECK_INT(fst_loader_item(loader, 2, -1, &whole, NULL), FST_OK);
         fst_loader_close(loader);
         fst_model_close(model);
         fst_tensor_view view = view_of(slice);
@@ -275,11 +275,11 @@ TEST(selection_by_glob)
     CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
     CHECK_INT(stats.bytes_read, 11 * BYTES); // nothing else was read
     fst_tensor *tensor;
-    CHECK_INT(fst_loader_tensor(loader, "t5", 2, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor(loader, "t5", 2, -1, &tensor, NULL), FST_OK);
     CHECK(is_tensor(tensor, 5));
     fst_tensor_unref(tensor);
-    CHECK_INT(fst_loader_tensor(loader, "t6", 2, &tensor, NULL), FST_E_TENSOR_NOT_FOUND);
-    CHECK_INT(fst_loader_tensor(loader, "zz", 2, &tensor, NULL), FST_E_TENSOR_NOT_FOUND);
+    CHECK_INT(fst_loader_tensor(loader, "t6", 2, -1, &tensor, NULL), FST_E_TENSOR_NOT_FOUND);
+    CHECK_INT(fst_loader_tensor(loader, "zz", 2, -1, &tensor, NULL), FST_E_TENSOR_NOT_FOUND);
     fst_loader_close(loader);
     fst_model_close(model);
 }
@@ -305,13 +305,14 @@ TEST(memory_of_my_allocator)
 {
     fst_model *model = open_tensors();
     counting_allocator counter = {0, 0};
-    fst_allocator allocator = {&counter, count_allocate, count_release};
+    fst_allocator allocator = {
+        .context = &counter, .allocate = count_allocate, .release = count_release};
     fst_load_options options = options_of(FST_MODE_AUTO);
     options.allocator = &allocator;
     fst_loader *loader;
     fst_tensor *tensor;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, 3, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 3, -1, &tensor, NULL), FST_OK);
     fst_loader_close(loader);
     fst_model_close(model);
     CHECK_INT(counter.calls, 1);
@@ -361,7 +362,7 @@ TEST(progress_and_cancel)
     fst_tensor *tensor;
     fst_loader_cancel(loader);
     for (size_t i = 0; i < COUNT; i++) { // what is in place can be had, nothing waits for ever
-        fst_status late = fst_loader_item(loader, i, &tensor, &error);
+        fst_status late = fst_loader_item(loader, i, -1, &tensor, &error);
         CHECK(late == FST_OK ? is_tensor(tensor, i) : late == FST_E_CANCELLED);
         fst_tensor_unref(tensor);
     }
@@ -419,10 +420,10 @@ TEST(zero_sizes_and_nothing)
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
         CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
-        CHECK_INT(fst_loader_tensor(loader, "z", 1, &tensor, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor(loader, "z", 1, -1, &tensor, NULL), FST_OK);
         CHECK_INT(view_of(tensor).size_bytes, 0);
         fst_tensor_unref(tensor);
-        CHECK_INT(fst_loader_tensor(loader, "s", 1, &tensor, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor(loader, "s", 1, -1, &tensor, NULL), FST_OK);
         CHECK_INT(view_of(tensor).rank, 0);
         CHECK(fixture_matches(view_of(tensor).data, 0, 4));
         fst_tensor_unref(tensor);
@@ -519,8 +520,8 @@ TEST(nonsense_arguments)
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_wait(NULL, 0, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_next(NULL, 0, &tensor, &error), FST_E_ARGUMENT);
-    CHECK_INT(fst_loader_item(NULL, 0, &tensor, &error), FST_E_ARGUMENT);
-    CHECK_INT(fst_loader_tensor(NULL, "a", 1, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_item(NULL, 0, -1, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_tensor(NULL, "a", 1, -1, &tensor, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_stats_get(NULL, &stats, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_tensor_view_get(NULL, NULL, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_engines_probe(NULL, NULL, 1, &count, &error), FST_E_ARGUMENT);
@@ -533,7 +534,7 @@ TEST(nonsense_arguments)
     fst_tensor_unref(NULL);
     CHECK(fst_tensor_ref(NULL) == NULL);
     CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, COUNT, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_item(loader, COUNT, -1, &tensor, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_next(loader, -1, NULL, &error), FST_E_ARGUMENT);
     stats.struct_size = 0;
     CHECK_INT(fst_loader_stats_get(loader, &stats, &error), FST_E_ARGUMENT);

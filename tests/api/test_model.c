@@ -248,7 +248,7 @@ TEST(nonsense_arguments)
     CHECK(fst_dtype_name((fst_dtype)99) == NULL);
     CHECK_INT(fst_dtype_bits((fst_dtype)99) + fst_dtype_alignment((fst_dtype)-1), 0);
     CHECK_TEXT(fst_status_name((fst_status)999), "Unknown");
-    fst_live_buffers(NULL, NULL);
+    fst_memory_live(NULL, NULL);
     CHECK(fst_version()[0] != '\0');
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Saving through the public header: layouts, streams, sets, promises, and what is refused.
-#include <dirent.h>
 #include <fastsafetensors.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -10,11 +9,14 @@
 
 #include "check.h"
 #include "fixture.h"
+#include "save_fixture.h"
+
+/// No status: the bytes read are not those that were written.
+#define WRONG_BYTES ((fst_status)999)
 
 #define BIG_BYTES ((uint64_t)5000001)
 
-static const uint64_t shape_3[] = {3}, shape_1[] = {1}, shape_big[] = {BIG_BYTES}, shape_0[] = {0},
-                      shape_64[] = {64};
+static const uint64_t shape_3[] = {3}, shape_1[] = {1}, shape_big[] = {BIG_BYTES}, shape_0[] = {0};
 
 static unsigned char *big_bytes(void) {
     static unsigned char *bytes;
@@ -24,50 +26,18 @@ static unsigned char *big_bytes(void) {
     return bytes;
 }
 
-static fst_save_tensor tensor_of(const char *name, fst_dtype dtype, const uint64_t *shape,
-                                 const void *data) {
-    return (fst_save_tensor){.name = name,
-                             .name_size = SIZE_MAX,
-                             .dtype = dtype,
-                             .rank = shape == NULL ? 0 : 1,
-                             .shape = shape,
-                             .data = data};
-}
-
-static fst_save_options options_of(void) {
-    return (fst_save_options){.struct_size = sizeof(fst_save_options)};
-}
-
-/// Entries of the fixture folder's subfolder (or of itself: ".") that begin with a dot.
-static int hidden_count(const char *name) {
-    DIR *folder = opendir(fixture_path(name));
-    int count = 0;
-    for (const struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
-        count += entry->d_name[0] == '.' && entry->d_name[1] != '.' && entry->d_name[1] != '\0';
-    if (folder != NULL) closedir(folder);
-    return count;
-}
-
-static int file_holds(const char *name, const char *text, size_t size) {
-    char bytes[4096];
-    int fd = open(fixture_path(name), O_RDONLY | O_CLOEXEC);
-    ssize_t got = fd < 0 ? -1 : read(fd, bytes, sizeof bytes);
-    if (fd >= 0) close(fd);
-    return got == (ssize_t)size && memcmp(bytes, text, size) == 0;
-}
-
 TEST(a_file_is_laid_out_as_the_reference_does)
 {
     static const float floats[3] = {1, 2, 3};
     fst_save_tensor tensors[] = {
-        tensor_of("b", FST_DTYPE_U8, shape_3, "xyz"),
-        tensor_of("z", FST_DTYPE_F32, shape_3, floats),
-        tensor_of("a", FST_DTYPE_U8, shape_1, "w"),
-        tensor_of("s", FST_DTYPE_F32, NULL, floats),
-        tensor_of("e\n\"", FST_DTYPE_F32, shape_0, floats),
+        save_tensor_of("b", FST_DTYPE_U8, shape_3, "xyz"),
+        save_tensor_of("z", FST_DTYPE_F32, shape_3, floats),
+        save_tensor_of("a", FST_DTYPE_U8, shape_1, "w"),
+        save_tensor_of("s", FST_DTYPE_F32, NULL, floats),
+        save_tensor_of("e\n\"", FST_DTYPE_F32, shape_0, floats),
     };
-    fst_metadata_entry metadata = {"format", SIZE_MAX, "pt\x01", SIZE_MAX};
-    fst_save_options options = options_of();
+    fst_metadata_entry metadata = save_entry_of("format", "pt\x01");
+    fst_save_options options = save_options_of();
     options.metadata = &metadata;
     options.metadata_count = 1;
     CHECK_INT(fst_save(fixture_path("ref"), tensors, 5, &options, NULL, NULL), FST_OK);
@@ -93,36 +63,36 @@ TEST(a_file_is_laid_out_as_the_reference_does)
 static fst_status save_and_check(const char *name, const fst_save_options *options,
                                  fst_save_stats *stats) {
     fst_save_tensor tensors[] = {
-        tensor_of("big", FST_DTYPE_U8, shape_big, big_bytes()),
-        tensor_of("small", FST_DTYPE_U8, shape_3, big_bytes() + 7),
-        tensor_of("none", FST_DTYPE_U8, shape_0, big_bytes()),
+        save_tensor_of("big", FST_DTYPE_U8, shape_big, big_bytes()),
+        save_tensor_of("small", FST_DTYPE_U8, shape_3, big_bytes() + 7),
+        save_tensor_of("none", FST_DTYPE_U8, shape_0, big_bytes()),
     };
     fst_status status = fst_save(fixture_path(name), tensors, 3, options, stats, NULL);
     if (status != FST_OK) return status;
     fst_model *model;
     fst_loader *loader;
     fst_tensor *tensor;
-    if (fst_model_open(fixture_path(name), NULL, &model, NULL) != FST_OK) return FST_STATUS_COUNT;
-    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return FST_STATUS_COUNT;
+    if (fst_model_open(fixture_path(name), NULL, &model, NULL) != FST_OK) return WRONG_BYTES;
+    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return WRONG_BYTES;
     int right = 1;
     for (size_t i = 0; i < 2; i++) {
         fst_tensor_view view;
-        if (fst_loader_tensor(loader, tensors[i].name, SIZE_MAX, &tensor, NULL) != FST_OK ||
+        if (fst_loader_tensor(loader, tensors[i].name, SIZE_MAX, -1, &tensor, NULL) != FST_OK ||
             fst_tensor_view_get(tensor, &view, NULL) != FST_OK)
-            return FST_STATUS_COUNT;
+            return WRONG_BYTES;
         right &= memcmp(view.data, tensors[i].data, tensors[i].shape[0]) == 0;
         fst_tensor_unref(tensor);
     }
     fst_loader_close(loader);
     fst_model_close(model);
-    return right ? FST_OK : FST_STATUS_COUNT;
+    return right ? FST_OK : WRONG_BYTES;
 }
 
 TEST(every_engine_and_promise_writes_the_same)
 {
     for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++)
         for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
-            fst_save_options options = options_of();
+            fst_save_options options = save_options_of();
             options.promise = (fst_save_promise)promise;
             options.engine = (fst_save_engine)engine;
             fst_save_stats stats = {.struct_size = sizeof stats};
@@ -138,18 +108,18 @@ TEST(every_engine_and_promise_writes_the_same)
             }
             if (engine >= FST_SAVE_ENGINE_DIRECT) CHECK(stats.bytes_direct + 8192 > BIG_BYTES);
         }
-    CHECK_INT(hidden_count("."), 0);
+    CHECK_INT(save_hidden_count("."), 0);
 }
 
 TEST(memory_that_agrees_with_its_place_is_not_copied)
 {
-    fst_save_options options = options_of();
+    fst_save_options options = save_options_of();
     options.engine = FST_SAVE_ENGINE_URING;
     options.alignment_bytes = 4096;
     void *memory = aligned_alloc(4096, (size_t)8 << 20);
     memset(memory, 7, (size_t)8 << 20);
     uint64_t shape[] = {(uint64_t)8 << 20};
-    fst_save_tensor tensor = tensor_of("t", FST_DTYPE_U8, shape, memory);
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape, memory);
     fst_save_stats stats = {.struct_size = sizeof stats};
     fst_status status = fst_save(fixture_path("place"), &tensor, 1, &options, &stats, NULL);
     free(memory);
@@ -163,11 +133,11 @@ TEST(memory_that_agrees_with_its_place_is_not_copied)
 TEST(alignment_fills_what_the_format_leaves_no_hole_for)
 {
     fst_save_tensor tensors[] = {
-        tensor_of("odd", FST_DTYPE_U8, shape_3, "abc"),
-        tensor_of("odd2", FST_DTYPE_U8, shape_3, "def"),
-        tensor_of("even", FST_DTYPE_U8, (const uint64_t[]){128}, big_bytes()),
+        save_tensor_of("odd", FST_DTYPE_U8, shape_3, "abc"),
+        save_tensor_of("odd2", FST_DTYPE_U8, shape_3, "def"),
+        save_tensor_of("even", FST_DTYPE_U8, (const uint64_t[]){128}, big_bytes()),
     };
-    fst_save_options options = options_of();
+    fst_save_options options = save_options_of();
     options.alignment_bytes = 64;
     fst_save_stats stats = {.struct_size = sizeof stats};
     CHECK_INT(fst_save(fixture_path("aligned"), tensors, 3, &options, &stats, NULL), FST_OK);
@@ -191,9 +161,9 @@ TEST(alignment_fills_what_the_format_leaves_no_hole_for)
 
 TEST(order_and_place_of_metadata_are_the_callers)
 {
-    fst_save_tensor tensors[] = {tensor_of("z", FST_DTYPE_U8, shape_1, "1"),
-                                 tensor_of("a", FST_DTYPE_U8, shape_1, "2")};
-    fst_save_options options = options_of();
+    fst_save_tensor tensors[] = {save_tensor_of("z", FST_DTYPE_U8, shape_1, "1"),
+                                 save_tensor_of("a", FST_DTYPE_U8, shape_1, "2")};
+    fst_save_options options = save_options_of();
     options.order = FST_SAVE_ORDER_GIVEN;
     options.has_metadata = options.metadata_last = 1;
     options.header_alignment_bytes = 256;
@@ -225,14 +195,16 @@ TEST(what_cannot_be_saved_is_named)
         fst_save_tensor tensor;
         const char *words;
     } rows[] = {
-        {tensor_of("__metadata__", FST_DTYPE_U8, shape_1, "x"), "reserved"},
-        {tensor_of("bad\xff", FST_DTYPE_U8, shape_1, "x"), "UTF-8"},
-        {tensor_of("four", FST_DTYPE_F4, shape_3, "xx"), "whole bytes"},
-        {tensor_of("huge", FST_DTYPE_U64, (const uint64_t[]){UINT64_MAX / 8}, "x"), "overflow"},
-        {tensor_of("t", FST_DTYPE_U8, shape_1, "x"), "twice"},
+        {save_tensor_of("__metadata__", FST_DTYPE_U8, shape_1, "x"), "reserved"},
+        {save_tensor_of("bad\xff", FST_DTYPE_U8, shape_1, "x"), "UTF-8"},
+        {save_tensor_of("four", FST_DTYPE_F4, shape_3, "xx"), "whole bytes"},
+        {save_tensor_of("huge", FST_DTYPE_U64, (const uint64_t[]){UINT64_MAX / 8}, "x"),
+         "overflow"},
+        {save_tensor_of("t", FST_DTYPE_U8, shape_1, "x"), "twice"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        fst_save_tensor tensors[] = {tensor_of("t", FST_DTYPE_U8, shape_1, "x"), rows[i].tensor};
+        fst_save_tensor tensors[] = {save_tensor_of("t", FST_DTYPE_U8, shape_1, "x"),
+                                     rows[i].tensor};
         fst_error error;
         CHECK_INT(fst_save(fixture_path("refused"), tensors, 2, NULL, NULL, &error),
                   FST_E_ARGUMENT);
@@ -240,9 +212,8 @@ TEST(what_cannot_be_saved_is_named)
         CHECK(error.tensor[0] != '\0');
         CHECK(access(fixture_path("refused"), F_OK) != 0);
     }
-    fst_metadata_entry metadata[] = {{"k", SIZE_MAX, "\xc0\x80", SIZE_MAX},
-                                     {"k", SIZE_MAX, "v", SIZE_MAX}};
-    fst_save_options options = options_of();
+    fst_metadata_entry metadata[] = {save_entry_of("k", "\xc0\x80"), save_entry_of("k", "v")};
+    fst_save_options options = save_options_of();
     options.metadata = metadata;
     options.metadata_count = 2;
     CHECK_INT(fst_save(fixture_path("refused"), NULL, 0, &options, NULL, NULL), FST_E_ARGUMENT);
@@ -252,8 +223,8 @@ TEST(what_cannot_be_saved_is_named)
 
 TEST(nonsense_is_refused)
 {
-    fst_save_tensor tensor = tensor_of("t", FST_DTYPE_U8, shape_1, "x");
-    fst_save_options options = options_of();
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_1, "x");
+    fst_save_options options = save_options_of();
     const char *path = fixture_path("nonsense");
     fst_writer *writer;
     CHECK_INT(fst_save(NULL, &tensor, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
@@ -294,10 +265,10 @@ TEST(nonsense_is_refused)
 TEST(a_stream_may_come_in_any_order_and_from_many_threads)
 {
     for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
-        fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_big, NULL),
-                                     tensor_of("b", FST_DTYPE_U8, shape_3, "xyz"),
-                                     tensor_of("c", FST_DTYPE_U8, shape_big, NULL)};
-        fst_save_options options = options_of();
+        fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_big, NULL),
+                                     save_tensor_of("b", FST_DTYPE_U8, shape_3, "xyz"),
+                                     save_tensor_of("c", FST_DTYPE_U8, shape_big, NULL)};
+        fst_save_options options = save_options_of();
         options.engine = (fst_save_engine)engine;
         fst_writer *writer;
         fst_error error;
@@ -340,8 +311,8 @@ TEST(a_stream_may_come_in_any_order_and_from_many_threads)
 
 TEST(a_mapped_tensor_is_filled_in_place)
 {
-    fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_3, NULL),
-                                 tensor_of("b", FST_DTYPE_U8, shape_big, NULL)};
+    fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_3, NULL),
+                                 save_tensor_of("b", FST_DTYPE_U8, shape_big, NULL)};
     fst_writer *writer;
     void *a, *b;
     CHECK_INT(fst_writer_open(fixture_path("mapped"), tensors, 2, NULL, &writer, NULL), FST_OK);
@@ -356,7 +327,7 @@ TEST(a_mapped_tensor_is_filled_in_place)
     fst_tensor *tensor;
     CHECK_INT(fst_model_open(fixture_path("mapped"), NULL, &model, NULL), FST_OK);
     CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, -1, &tensor, NULL), FST_OK);
     fst_tensor_view view;
     CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
     CHECK(memcmp(view.data, big_bytes(), BIG_BYTES) == 0);
@@ -368,7 +339,7 @@ TEST(a_mapped_tensor_is_filled_in_place)
 TEST(an_incomplete_save_is_an_error_and_leaves_the_old_file)
 {
     fixture_file("old", "old", 3);
-    fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_3, NULL)};
+    fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_3, NULL)};
     fst_writer *writer;
     fst_error error;
     CHECK_INT(fst_writer_open(fixture_path("old"), tensors, 1, NULL, &writer, NULL), FST_OK);
@@ -377,8 +348,8 @@ TEST(an_incomplete_save_is_an_error_and_leaves_the_old_file)
     CHECK_TEXT(error.tensor, "a");
     CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT); // broken for good
     fst_writer_close(writer);
-    CHECK(file_holds("old", "old", 3));
-    CHECK_INT(hidden_count("."), 0);
+    CHECK(save_file_holds("old", "old", 3));
+    CHECK_INT(save_hidden_count("."), 0);
 }
 
 static int stop_soon(void *context, uint64_t done, uint64_t total, size_t tensors_done,
@@ -394,7 +365,7 @@ TEST(progress_may_cancel)
 {
     fixture_file("cancelled", "old", 3);
     uint64_t done = 0;
-    fst_save_options options = options_of();
+    fst_save_options options = save_options_of();
     options.progress = stop_soon;
     options.progress_context = &done;
     options.engine = FST_SAVE_ENGINE_URING;
@@ -402,8 +373,8 @@ TEST(progress_may_cancel)
     if (status == FST_E_UNSUPPORTED) SKIP("no direct writes in the temporary folder");
     CHECK_INT(status, FST_E_CANCELLED);
     CHECK(done > 3000000);
-    CHECK(file_holds("cancelled", "old", 3));
-    CHECK_INT(hidden_count("."), 0);
+    CHECK(save_file_holds("cancelled", "old", 3));
+    CHECK_INT(save_hidden_count("."), 0);
 }
 
 TEST(permissions_stay_and_links_are_followed)
@@ -458,142 +429,12 @@ TEST(a_full_disk_is_noticed_before_anything_is_written)
     fst_status status = save_and_check("full", NULL, NULL);
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
     CHECK_INT(status, FST_E_NO_SPACE);
-    CHECK(file_holds("full", "old", 3));
+    CHECK(save_file_holds("full", "old", 3));
     // More than any disk has.
     uint64_t shape[] = {(uint64_t)1 << 60};
-    fst_save_tensor tensor = tensor_of("t", FST_DTYPE_U8, shape, NULL);
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape, NULL);
     fst_writer *writer;
     CHECK_INT(fst_writer_open(fixture_path("full"), &tensor, 1, NULL, &writer, NULL),
               FST_E_NO_SPACE);
-    CHECK_INT(hidden_count("."), 0);
-}
-
-TEST(shards_are_assigned_as_hugging_face_does)
-{
-    const struct {
-        fst_shard_item items[6];
-        size_t count;
-        uint32_t files[6], file_count;
-    } rows[] = {
-        {{{4, 0}, {20, 0}, {4, 0}, {4, 0}}, 4, {1, 0, 1, 2}, 3},
-        {{{4, 0}, {8, 0}, {2, 0}}, 3, {0, 1, 1}, 2},
-        {{{4, 7}, {8, 0}, {2, 7}, {1, 0}}, 4, {0, 1, 0, 1}, 2},
-        {{{20, 0}}, 1, {0}, 1},
-        {{{4, 0}, {0, 0}}, 2, {0, 0}, 1},
-        {{{4, 0}, {10, 0}, {6, 0}, {11, 0}, {1, 0}}, 5, {0, 1, 3, 2, 3}, 4},
-        {{{0, 0}}, 0, {0}, 0},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        uint32_t files[6], file_count;
-        CHECK_INT(fst_shards_assign(rows[i].items, rows[i].count, 10, files, &file_count, NULL),
-                  FST_OK);
-        CHECK_INT(file_count, rows[i].file_count);
-        for (size_t t = 0; t < rows[i].count; t++) CHECK_INT(files[t], rows[i].files[t]);
-    }
-    CHECK_INT(fst_shards_assign(NULL, 1, 10, NULL, NULL, NULL), FST_E_ARGUMENT);
-}
-
-/// A set of `file_count` files with `tensor_count` tensors; byte `value` everywhere.
-static fst_status save_set(const char *folder, uint32_t file_count, char value,
-                           fst_save_promise promise) {
-    static char bytes[64];
-    char names[8][8];
-    fst_save_tensor tensors[8];
-    memset(bytes, value, sizeof bytes);
-    for (uint32_t i = 0; i < 8; i++) {
-        snprintf(names[i], sizeof names[i], "t%u", i);
-        tensors[i] = tensor_of(names[i], FST_DTYPE_U8, shape_64, bytes);
-        tensors[i].file_index = i % file_count;
-    }
-    fst_save_options options = options_of();
-    options.file_count = file_count;
-    options.promise = promise;
-    return fst_save(fixture_path(folder), tensors, 8, &options, NULL, NULL);
-}
-
-/// Bytes of the set's tensors, all the same: that byte; -1: mixed or unreadable.
-static int set_value(const char *folder) {
-    fst_model *model;
-    fst_loader *loader;
-    int value = -2;
-    if (fst_model_open(fixture_path(folder), NULL, &model, NULL) != FST_OK) return -1;
-    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return -1;
-    for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
-        fst_tensor_view view;
-        if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return -1;
-        int byte = ((const char *)view.data)[63];
-        value = value == -2 || value == byte ? byte : -1;
-        fst_tensor_unref(tensor);
-    }
-    size_t count = fst_model_tensor_count(model);
-    fst_loader_close(loader);
-    fst_model_close(model);
-    return count == 8 ? value : -1;
-}
-
-static int entry_count(const char *name) {
-    DIR *folder = opendir(fixture_path(name));
-    int count = -2; // "." and ".."
-    for (; folder != NULL && readdir(folder) != NULL;) count++;
-    if (folder != NULL) closedir(folder);
-    return count;
-}
-
-TEST(a_set_replaces_an_earlier_one_and_leaves_nothing_of_it)
-{
-    static const uint32_t counts[] = {3, 3, 2, 1, 1, 4, 1};
-    for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++)
-        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-            char value = (char)('a' + i);
-            CHECK_INT(save_set("sets/deep", counts[i], value, (fst_save_promise)promise), FST_OK);
-            CHECK_INT(set_value("sets/deep"), value);
-            CHECK_INT(entry_count("sets/deep"), counts[i] == 1 ? 1 : (int)counts[i] + 1);
-        }
-    CHECK_INT(access(fixture_path("sets/deep/model.safetensors"), F_OK), 0);
-}
-
-TEST(other_files_of_the_folder_stay)
-{
-    CHECK_INT(save_set("mixed", 2, 'a', FST_SAVE_QUICK), FST_OK);
-    fixture_file("mixed/config.json", "{}", 2);
-    fixture_file("mixed/other-00001-of-00002.safetensors", "x", 1);
-    fixture_file("mixed/model-1-of-2.safetensors", "x", 1);
-    CHECK_INT(save_set("mixed", 3, 'b', FST_SAVE_QUICK), FST_OK);
-    CHECK_INT(set_value("mixed"), 'b');
-    CHECK_INT(entry_count("mixed"), 4 + 3);
-}
-
-TEST(the_index_is_hugging_faces)
-{
-    fst_save_tensor tensors[] = {
-        tensor_of("b\xc3\xa9\xf0\x9f\x98\x80\x7f", FST_DTYPE_U8, shape_3, "xyz"),
-        tensor_of("a", FST_DTYPE_U8, shape_3, "xyz")};
-    tensors[0].file_index = 1;
-    fst_save_options options = options_of();
-    options.file_count = 2;
-    options.stem = "diffusion";
-    fst_writer *writer;
-    CHECK_INT(fst_writer_open(fixture_path("hf"), tensors, 2, &options, &writer, NULL), FST_OK);
-    CHECK_CONTAINS(fst_writer_path(writer, 0), "/diffusion-00001-of-00002.safetensors");
-    CHECK_CONTAINS(fst_writer_path(writer, 2), "/diffusion.safetensors.index.json");
-    CHECK(fst_writer_path(writer, 3) == NULL);
-    CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
-    fst_writer_close(writer);
-    static const char expected[] =
-        "{\n  \"metadata\": {\n    \"total_size\": 6\n  },\n  \"weight_map\": {\n"
-        "    \"a\": \"diffusion-00001-of-00002.safetensors\",\n"
-        "    \"b\\u00e9\\ud83d\\ude00\\u007f\": \"diffusion-00002-of-00002.safetensors\"\n  }\n}\n";
-    CHECK(file_holds("hf/diffusion.safetensors.index.json", expected, sizeof expected - 1));
-}
-
-TEST(a_name_may_come_once_in_a_set)
-{
-    fst_save_tensor tensors[] = {tensor_of("a", FST_DTYPE_U8, shape_3, "xyz"),
-                                 tensor_of("a", FST_DTYPE_U8, shape_3, "xyz")};
-    tensors[1].file_index = 1;
-    fst_save_options options = options_of();
-    options.file_count = 2;
-    fst_error error;
-    CHECK_INT(fst_save(fixture_path("twice"), tensors, 2, &options, NULL, &error), FST_E_ARGUMENT);
-    CHECK_TEXT(error.tensor, "a");
+    CHECK_INT(save_hidden_count("."), 0);
 }

@@ -135,11 +135,11 @@ bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats
 bool gpu_is_clean(const gpu_fake *driver) {
     size_t buffers;
     uint64_t bytes;
-    fst_live_buffers(&buffers, &bytes);
+    fst_memory_live(&buffers, &bytes);
     if (buffers != 0 || driver->get("depth") != 0) return false;
-    fst_trim();
+    fst_memory_trim();
     return driver->get("allocations") == 0 && driver->get("locked_bytes") == 0 &&
-           driver->get("streams") == 0 && driver->get("events") == 0 && fst_pinned_bytes() == 0;
+           driver->get("streams") == 0 && driver->get("events") == 0 && fst_memory_pinned() == 0;
 }
 
 /// Reads everything, in slices, with and without conversions.
@@ -160,9 +160,16 @@ bool gpu_same_however(fst_model *model, const gpu_fake *driver) {
         fst_model_find(model, "brain", SIZE_MAX, &brain, NULL) != FST_OK ||
         fst_model_find(model, "big", SIZE_MAX, &big, NULL) != FST_OK)
         return false;
-    fst_request_item items[] = {{half, begin, end, NULL, 0},     {half, column, last, NULL, 0},
-                                {brain, begin, end, NULL, 0},    {big, rows, row_end, NULL, 0},
-                                {half, rows, long_end, NULL, 0}, {big, NULL, NULL, NULL, 0}};
+    const struct {
+        size_t tensor;
+        const uint64_t *begin, *end;
+    } boxes[] = {{half, begin, end},   {half, column, last},   {brain, begin, end},
+                 {big, rows, row_end}, {half, rows, long_end}, {big, NULL, NULL}};
+    fst_request_item items[6];
+    for (size_t i = 0; i < 6; i++)
+        items[i] = (fst_request_item){.tensor_index = boxes[i].tensor,
+                                      .slice_begin = boxes[i].begin,
+                                      .slice_end = boxes[i].end};
     options.items = items;
     options.item_count = 6;
     if (!gpu_same_load(model, &options, &stats)) return false;

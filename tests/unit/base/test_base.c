@@ -73,7 +73,7 @@ TEST(status_names)
     CHECK_TEXT(fsti_status_name(FST_E_INVALID_OFFSET), "InvalidOffset");
     CHECK_TEXT(fsti_status_name((fst_status)9999), "Unknown");
     CHECK_TEXT(fsti_status_name((fst_status)-1), "Unknown");
-    for (int i = 0; i < FST_STATUS_COUNT; i++) CHECK(fsti_status_meaning((fst_status)i)[0] != '\0');
+    for (int i = 0; i <= FST_END; i++) CHECK(fsti_status_meaning((fst_status)i)[0] != '\0');
 }
 
 TEST(injected_allocation_failures)

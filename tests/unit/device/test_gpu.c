@@ -84,7 +84,8 @@ TEST(slow_devices_lose_nothing)
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
     options.convert = 1;
     options.dtype = FST_DTYPE_F64;
-    options.ring_bytes = 1; // two slots
+    options.tuning =
+        &(fst_load_tuning){.struct_size = sizeof(fst_load_tuning), .staging_bytes = 1}; // two slots
     CHECK(gpu_same_load(model, &options, NULL));
     options.budget_bytes = 32 << 20;
     CHECK(gpu_same_load(model, &options, NULL));
@@ -165,7 +166,7 @@ TEST(callers_memory_and_stream_are_respected)
     fsti_device_leave(device);
     fsti_buffer_unref(memory);
     options = gpu_options_on(FST_DEVICE_CUDA, 1);
-    fst_allocator allocator = {device, fake_memory, fake_release};
+    fst_allocator allocator = {.context = device, .allocate = fake_memory, .release = fake_release};
     options.allocator = &allocator;
     options.stream = 1; // the default stream
     CHECK(gpu_same_load(model, &options, NULL));
@@ -199,7 +200,8 @@ TEST(shared_and_locked_memory)
     fst_model *model = gpu_mixed_model();
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
     fst_load_stats stats;
-    options.unified = FST_UNIFIED_ON;
+    options.tuning =
+        &(fst_load_tuning){.struct_size = sizeof(fst_load_tuning), .unified = FST_UNIFIED_ON};
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK_INT(stats.device_bytes, 0); // no second copy
     driver->set("other_address", 1);
@@ -212,7 +214,7 @@ TEST(shared_and_locked_memory)
     CHECK_INT(fst_loader_wait(loader, -1, &error), FST_OK);
     CHECK(driver->get("locked_bytes") >= 8445894);
     fst_tensor *tensor;
-    CHECK_INT(fst_loader_item(loader, 0, &tensor, &error), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, &error), FST_OK);
     CHECK_INT(gpu_view_of(tensor).device.kind, FST_DEVICE_PINNED);
     fst_tensor_unref(tensor);
     fst_loader_close(loader);

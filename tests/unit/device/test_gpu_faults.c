@@ -14,7 +14,7 @@
 TEST(full_device_says_what_it_needs)
 {
     const gpu_fake *driver = gpu_fake_of(0);
-    fst_trim();
+    fst_memory_trim();
     driver->set("memory", 20 << 20);
     fst_model *model = gpu_open_model(fixture_tensors("tensors", 32, 3000000));
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
@@ -114,7 +114,7 @@ TEST(every_allocation_may_fail)
         fsti_alloc_fail_after(-1);
         ended = status == FST_OK;
         CHECK(ended || status == FST_E_NO_MEMORY);
-        if (nth % 8 == 0) fst_trim();
+        if (nth % 8 == 0) fst_memory_trim();
     }
     CHECK(ended);
     fst_model_close(model);
@@ -225,7 +225,7 @@ TEST(forked_children_are_refused)
         fst_status status = fst_loader_open(model, &options, &loader, &error);
         bool good = status == FST_E_UNSUPPORTED && strstr(error.message, "fork") != NULL;
         fst_tensor_unref(tensor); // the parent's memory: left alone
-        fst_trim();
+        fst_memory_trim();
         good = good && fst_device_count(FST_DEVICE_CUDA) == 0;
         _exit(good ? 0 : 1);
     }

@@ -44,10 +44,11 @@ TEST(real_whole_models_arrive)
 {
     if (!has_gpu()) return;
     fst_model *model = gpu_open_model(fixture_tensors("tensors", 64, 3000000));
+    fst_load_tuning small_staging = {.struct_size = sizeof small_staging, .staging_bytes = 1};
     for (int round = 0; round < 4; round++) {
         fst_load_options options = gpu_options_on(real.kind, 0);
         if (round % 2 == 0) fixture_evict(fixture_path("tensors"));
-        if (round == 3) options.ring_bytes = 1;
+        if (round == 3) options.tuning = &small_staging;
         fst_load_stats stats;
         CHECK(gpu_same_load(model, &options, &stats));
         CHECK(strstr(stats.reason, "not all of them locked") == NULL);
@@ -160,10 +161,10 @@ TEST(real_thousand_loads_do_not_grow)
         fst_loader_close(loader);
         if (round != 20) continue;
         before = memory_free();
-        pinned = fst_pinned_bytes();
+        pinned = fst_memory_pinned();
     }
     CHECK(memory_free() + (8 << 20) >= before);
-    CHECK_INT(fst_pinned_bytes(), pinned);
+    CHECK_INT(fst_memory_pinned(), pinned);
     fst_model_close(model);
 }
 

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fastsafetensors.h>
+#include <fastsafetensors/experimental.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -70,7 +71,7 @@ static int open_descriptors(void) {
 static bool nothing_left(int descriptors) {
     size_t buffers;
     uint64_t bytes;
-    fst_live_buffers(&buffers, &bytes);
+    fst_memory_live(&buffers, &bytes);
     return buffers == 0 && bytes == 0 && open_descriptors() == descriptors;
 }
 
@@ -113,7 +114,9 @@ static fst_load_options chosen_options(uint64_t seed) {
     options.engine = (fst_engine)(seed / 7 % FST_ENGINE_GDS);
     options.thread_count = (uint32_t)(seed % 5);
     options.budget_bytes = seed % 3 == 0 ? 4 << 20 : 0;
-    options.ring = (fst_ring)(seed % FST_RING_COUNT);
+    static fst_load_tuning tuning = FST_STRUCT_INIT(fst_load_tuning);
+    tuning.ring = (fst_ring)(seed % FST_RING_COUNT);
+    options.tuning = &tuning;
     options.convert = seed % 4 == 1; // bytes to 16-bit integers, on the way
     options.dtype = FST_DTYPE_I16;
     return options;
@@ -249,7 +252,7 @@ TEST(files_that_shrink_change_or_are_replaced)
         for (size_t i = 0; status == FST_OK && i < COUNT && seed % 3 == 1; i++) {
             fst_tensor *tensor;
             fst_tensor_view view;
-            right = fst_loader_item(loader, i, &tensor, NULL) == FST_OK &&
+            right = fst_loader_item(loader, i, -1, &tensor, NULL) == FST_OK &&
                     fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
                     fixture_matches(view.data, i * BYTES, BYTES);
             fst_tensor_unref(tensor);

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Saves of sets of files through the public header.
+#include <fastsafetensors.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "save_fixture.h"
+
+static const uint64_t shape_3[] = {3}, shape_64[] = {64};
+
+TEST(shards_are_assigned_as_hugging_face_does)
+{
+    const struct {
+        uint64_t sizes[6], groups[6];
+        size_t count;
+        uint32_t files[6], file_count;
+    } rows[] = {
+        {{4, 20, 4, 4}, {0}, 4, {1, 0, 1, 2}, 3},
+        {{4, 8, 2}, {0}, 3, {0, 1, 1}, 2},
+        {{4, 8, 2, 1}, {7, 0, 7, 0}, 4, {0, 1, 0, 1}, 2},
+        {{20}, {0}, 1, {0}, 1},
+        {{4, 0}, {0}, 2, {0, 0}, 1},
+        {{4, 10, 6, 11, 1}, {0}, 5, {0, 1, 3, 2, 3}, 4},
+        {{0}, {0}, 0, {0}, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        uint32_t files[6], file_count;
+        fst_shard_item items[6] = {0};
+        for (size_t s = 0; s < 6; s++) {
+            items[s].size_bytes = rows[i].sizes[s];
+            items[s].group = rows[i].groups[s];
+        }
+        CHECK_INT(fst_shards_assign(items, rows[i].count, 10, files, &file_count, NULL), FST_OK);
+        CHECK_INT(file_count, rows[i].file_count);
+        for (size_t t = 0; t < rows[i].count; t++) CHECK_INT(files[t], rows[i].files[t]);
+    }
+    CHECK_INT(fst_shards_assign(NULL, 1, 10, NULL, NULL, NULL), FST_E_ARGUMENT);
+}
+
+/// A set of `file_count` files with `tensor_count` tensors; byte `value` everywhere.
+static fst_status save_set(const char *folder, uint32_t file_count, char value,
+                           fst_save_promise promise) {
+    static char bytes[64];
+    char names[8][8];
+    fst_save_tensor tensors[8];
+    memset(bytes, value, sizeof bytes);
+    for (uint32_t i = 0; i < 8; i++) {
+        snprintf(names[i], sizeof names[i], "t%u", i);
+        tensors[i] = save_tensor_of(names[i], FST_DTYPE_U8, shape_64, bytes);
+        tensors[i].file_index = i % file_count;
+    }
+    fst_save_options options = save_options_of();
+    options.file_count = file_count;
+    options.promise = promise;
+    return fst_save(fixture_path(folder), tensors, 8, &options, NULL, NULL);
+}
+
+/// Bytes of the set's tensors, all the same: that byte; -1: mixed or unreadable.
+static int set_value(const char *folder) {
+    fst_model *model;
+    fst_loader *loader;
+    int value = -2;
+    if (fst_model_open(fixture_path(folder), NULL, &model, NULL) != FST_OK) return -1;
+    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return -1;
+    for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
+        fst_tensor_view view;
+        if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return -1;
+        int byte = ((const char *)view.data)[63];
+        value = value == -2 || value == byte ? byte : -1;
+        fst_tensor_unref(tensor);
+    }
+    size_t count = fst_model_tensor_count(model);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return count == 8 ? value : -1;
+}
+
+TEST(a_set_replaces_an_earlier_one_and_leaves_nothing_of_it)
+{
+    static const uint32_t counts[] = {3, 3, 2, 1, 1, 4, 1};
+    for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++)
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            char value = (char)('a' + i);
+            CHECK_INT(save_set("sets/deep", counts[i], value, (fst_save_promise)promise), FST_OK);
+            CHECK_INT(set_value("sets/deep"), value);
+            CHECK_INT(save_entry_count("sets/deep"), counts[i] == 1 ? 1 : (int)counts[i] + 1);
+        }
+    CHECK_INT(access(fixture_path("sets/deep/model.safetensors"), F_OK), 0);
+}
+
+TEST(other_files_of_the_folder_stay)
+{
+    CHECK_INT(save_set("mixed", 2, 'a', FST_SAVE_QUICK), FST_OK);
+    fixture_file("mixed/config.json", "{}", 2);
+    fixture_file("mixed/other-00001-of-00002.safetensors", "x", 1);
+    fixture_file("mixed/model-1-of-2.safetensors", "x", 1);
+    CHECK_INT(save_set("mixed", 3, 'b', FST_SAVE_QUICK), FST_OK);
+    CHECK_INT(set_value("mixed"), 'b');
+    CHECK_INT(save_entry_count("mixed"), 4 + 3);
+}
+
+TEST(the_index_is_hugging_faces)
+{
+    fst_save_tensor tensors[] = {
+        save_tensor_of("b\xc3\xa9\xf0\x9f\x98\x80\x7f", FST_DTYPE_U8, shape_3, "xyz"),
+        save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz")};
+    tensors[0].file_index = 1;
+    fst_save_options options = save_options_of();
+    options.file_count = 2;
+    options.stem = "diffusion";
+    fst_writer *writer;
+    CHECK_INT(fst_writer_open(fixture_path("hf"), tensors, 2, &options, &writer, NULL), FST_OK);
+    CHECK_CONTAINS(fst_writer_path(writer, 0), "/diffusion-00001-of-00002.safetensors");
+    CHECK_CONTAINS(fst_writer_path(writer, 2), "/diffusion.safetensors.index.json");
+    CHECK(fst_writer_path(writer, 3) == NULL);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+    fst_writer_close(writer);
+    static const char expected[] =
+        "{\n  \"metadata\": {\n    \"total_size\": 6\n  },\n  \"weight_map\": {\n"
+        "    \"a\": \"diffusion-00001-of-00002.safetensors\",\n"
+        "    \"b\\u00e9\\ud83d\\ude00\\u007f\": \"diffusion-00002-of-00002.safetensors\"\n  }\n}\n";
+    CHECK(save_file_holds("hf/diffusion.safetensors.index.json", expected, sizeof expected - 1));
+}
+
+TEST(a_name_may_come_once_in_a_set)
+{
+    fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz"),
+                                 save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz")};
+    tensors[1].file_index = 1;
+    fst_save_options options = save_options_of();
+    options.file_count = 2;
+    fst_error error;
+    CHECK_INT(fst_save(fixture_path("twice"), tensors, 2, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_TEXT(error.tensor, "a");
+}
