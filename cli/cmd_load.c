@@ -108,16 +108,17 @@ static int take_option(load_request *request, int option, const char *value) {
 }
 
 /// What would be without effect is refused, not passed over.
-static int check_request(const fst_load_options *options) {
+static int check_request(const load_request *request) {
+    const fst_load_options *options = &request->options;
     bool on_gpu = options->device.kind == FST_DEVICE_CUDA || options->device.kind == FST_DEVICE_HIP;
     if (options->gds != FST_GDS_AUTO && !on_gpu)
         return cli_usage("load", "--gds is for loads to a GPU: --device cuda or hip");
-    if (options->ring != FST_RING_AUTO && options->engine != FST_ENGINE_AUTO &&
+    if (request->tuning.ring != FST_RING_AUTO && options->engine != FST_ENGINE_AUTO &&
         options->engine != FST_ENGINE_URING)
         return cli_usage("load", "--ring is of --engine uring");
     if (options->mode == FST_MODE_MAP &&
-        (options->engine != FST_ENGINE_AUTO || options->ring != FST_RING_AUTO ||
-         options->numa != FST_NUMA_DEFAULT || options->budget_bytes > 0))
+        (options->engine != FST_ENGINE_AUTO || request->tuning.ring != FST_RING_AUTO ||
+         request->tuning.numa != FST_NUMA_DEFAULT || options->budget_bytes > 0))
         return cli_usage("load", "--mode map reads nothing: no --engine, --ring, --numa, --budget");
     return EXIT_GOOD;
 }
@@ -150,7 +151,7 @@ static int parse_arguments(int argc, char **argv, load_request *request, bool *d
     }
     if (optind + 1 != argc) return cli_usage("load", "expected one PATH");
     request->path = argv[optind];
-    return check_request(&request->options);
+    return check_request(request);
 }
 
 static void print_json(const fst_load_stats *s, double seconds) {

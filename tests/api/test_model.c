@@ -129,7 +129,7 @@ TEST(cut_off)
     fst_tensor *tensor;
     fst_tensor_view view;
     CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, -1, &tensor, NULL), FST_OK);
     CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
     CHECK(fixture_matches(view.data, 2, 2));
     fst_tensor_unref(tensor);
