@@ -111,7 +111,8 @@ class safe_open:  # noqa: N801 - the name that programs know
         if name != "torch" and self._device != "cpu":
             _refuse(f"Device {device} is not supported for framework {name}")
         self._is_torch = name == "torch"
-        self._adapter: Any = importlib.import_module(f"fastsafetensors.{name}")
+        adapter = "_torch_tensors" if self._is_torch else name
+        self._adapter: Any = importlib.import_module(f"fastsafetensors.{adapter}")
         if self._is_torch:
             from ._gpu import load_options
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch as _torch
@@ -41,6 +42,23 @@ _FORMAT_NAMES = {
 def torch_dtype(dtype: str) -> Any | None:
     """torch's dtype for the format's dtype name, or None where this torch has none."""
     return getattr(_torch, TORCH_NAMES.get(dtype, "?"), None)
+
+
+def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """torch's shape of a tensor of the format's: of 4-bit floats it counts pairs."""
+    if dtype == "F4" and shape and shape[-1] % 2 == 0:
+        return (*shape[:-1], shape[-1] // 2)
+    return tuple(shape)
+
+
+def format_box(
+    dtype: str, begin: Sequence[int], end: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The format's begin and end of a box in torch's shape."""
+    first, last = list(begin), list(end)
+    if dtype == "F4" and first:
+        first[-1], last[-1] = 2 * first[-1], 2 * last[-1]
+    return first, last
 
 
 def dtype_name(dtype: Any) -> str | None:

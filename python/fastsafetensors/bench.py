@@ -387,9 +387,9 @@ def warm_up(name: str) -> None:
 
     torch.zeros(1).sum()
     if name.startswith("ours"):
-        import fastsafetensors.torch
+        import fastsafetensors._torch_tensors
 
-        fastsafetensors.torch.capsule_mask()
+        fastsafetensors._torch_tensors.capsule_mask()
     elif name.startswith("safetensors"):
         import safetensors.torch  # noqa: F401
     elif name.startswith("Run:ai"):

@@ -47,7 +47,7 @@ from ._core import Model, assign_shards, layout
 from ._publish import publish, sync
 from ._saving import parse_size
 from ._torch_state import dtype_name, torch_dtype
-from .torch import wrap
+from ._torch_tensors import wrap
 
 __all__ = ["FastSafetensorsReader", "FastSafetensorsWriter"]
 

@@ -75,7 +75,7 @@ def load_safetensors_mmap(
     file lacks.
     """
     from ._gpu import load_options
-    from .torch import export
+    from ._torch_tensors import export
 
     model = Model(path)
     try:
@@ -176,7 +176,7 @@ def load_safetensors_sharded(model_dir: _Path_, device: Any = "cpu") -> dict[str
     the shard or tensor that is missing; an empty folder is a FileNotFoundError.
     """
     from ._gpu import load_options
-    from .torch import export
+    from ._torch_tensors import export
 
     model = Model(model_dir)
     try:
@@ -285,7 +285,7 @@ def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
     loader).
     """
     from ._gpu import load_options
-    from .torch import export
+    from ._torch_tensors import export
 
     older = _Path(path).with_suffix(".pt")
     if not os.path.exists(path) and older.exists():

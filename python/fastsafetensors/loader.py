@@ -60,7 +60,7 @@ class _PathLoader:
 
     def load(self) -> dict[str, Any]:
         """Read all tensors: {name: torch.Tensor} in file order, valid after close()."""
-        from .torch import export
+        from ._torch_tensors import export
 
         if self._model is None:
             raise error_class()("SafeTensorsFileLoader is closed")

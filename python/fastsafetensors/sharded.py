@@ -33,13 +33,14 @@ import torch
 
 from ._agreement import Agreement, named
 from ._core import Model
-from ._torch_state import torch_dtype
+from ._module_weights import ModuleState
+from ._torch_state import format_box, torch_dtype, torch_shape
+from ._torch_tensors import export, make_item
 from .common import block_of, device_of
 from .file_buffer import STRATEGIES
 from .frameworks import get_framework_op
 from .frameworks._torch import TorchTensor, fst_dtype
 from .st_types import Device
-from .torch import export, make_item
 
 # Tensors that are sent are read and sent in groups of this many bytes, the next one being read
 # meanwhile.
@@ -196,9 +197,9 @@ class _Load:
         self.result = ShardedTensors()
 
     def info(self, name: str) -> tuple[str, tuple[int, ...], int]:
-        """(dtype, shape, bytes) of a tensor."""
+        """(dtype, torch's shape, bytes) of a tensor."""
         dtype, shape, size, *_ = self.model.info(self.model.find(name))
-        return dtype, shape, size
+        return dtype, torch_shape(dtype, shape), size
 
     def describe(self) -> list[str]:
         """What all ranks must have in common."""
@@ -209,9 +210,14 @@ class _Load:
         return lines
 
     def speeds(self) -> Speeds:
-        """Measure storage and link, once a group; the slowest rank counts."""
+        """Measure storage and link, once a group; the slowest rank counts.
+
+        All ranks measure where one has not: of a group that is gone some may take a new one's
+        results for theirs.
+        """
         key = id(getattr(self.pg, "real_pg", self.pg))
-        if key not in _measured:
+        known = self.pg.exchange(bytes([key in _measured]), "who has measured the speeds")
+        if any(not said[0] for said in known):
             mine = Speeds(self._measure_storage(), self._measure_link())
             said = self.pg.exchange_texts(f"{mine.storage} {mine.link}", "the speeds measured")
             numbers = [tuple(map(float, text.split())) for text in said]
@@ -282,8 +288,9 @@ class _Load:
     def _read_slices(self, names: list[str]) -> None:
         if not names:
             return
-        items = [(name, self.parts[name][self.rank].begin, self.parts[name][self.rank].end)
-                 for name in names]
+        mine = [(name, self.parts[name][self.rank]) for name in names]
+        items = [(name, *format_box(self.info(name)[0], part.begin, part.end))
+                 for name, part in mine]
         failure: Exception | None = None
         try:
             loader = self.model.load(items, mode="load")
@@ -407,6 +414,14 @@ def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
             model.close()
 
 
+def _shape_of(model: Any, name: str, ranks: int) -> tuple[int, ...]:
+    """torch's shape of a tensor that is cut or sent; ValueError where torch has no such dtype."""
+    dtype, shape, *_ = model.info(model.find(name))
+    if ranks > 1 and torch_dtype(dtype) is None:
+        raise ValueError(f"{name}: this torch has no dtype for {dtype}: it can't go to ranks")
+    return torch_shape(dtype, shape)
+
+
 def load_sharded(
     files: Any,
     dims: Mapping[str, int | None],
@@ -437,7 +452,7 @@ def load_sharded(
             index = model.find(name)
             if index < 0:
                 raise KeyError(f"{name!r} is not in the model")
-            shape = model.info(index)[1]
+            shape = _shape_of(model, name, pg.size())
             parts[name] = [part_of(shape, dim, rank, pg.size()) for rank in range(pg.size())]
         return parts
 
@@ -518,17 +533,20 @@ def load_model_sharded(
 ) -> dict[str, Any]:
     """Load a model as DTensors, of which each rank has read its own part: {name: DTensor}.
 
-    model: what to load from (files, index, folder), or a module, whose parameters then become the
-    DTensors (files says where they come from, and all its parameters must be there). mesh: a
-    DeviceMesh. placements: for all tensors, or {pattern of names: placements}; a tensor-parallel
-    plan of transformers ({"layers.*.q_proj": "colwise"}) does as well. What is not described is
-    replicated.
+    model: what to load from (files, index, folder), or a module, whose parameters and persistent
+    buffers then become the DTensors (files says where they come from, and all must be there; tied
+    ones stay tied). mesh: a DeviceMesh. placements: for all tensors, or {pattern of names:
+    placements}; a tensor-parallel plan of transformers ({"layers.*.q_proj": "colwise"}) does as
+    well. What is not described is replicated, and so are buffers without a pattern.
+
+    KeyError for names that the files lack; RuntimeError for shapes that differ from the module's.
     """
     from torch.distributed.tensor import DTensor
 
     module = model if isinstance(model, torch.nn.Module) else None
     if module is not None and files is None:
         raise ValueError("a module needs files= to be loaded from")
+    wanted = None if module is None else ModuleState(module)
     mesh_sizes = list(mesh.mesh.shape)
     ranks = sorted(mesh.mesh.flatten().tolist())
     places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
@@ -536,17 +554,16 @@ def load_model_sharded(
     whole: dict[str, tuple[int, ...]] = {}
 
     def make_parts(opened: Model, pg: Any) -> dict[str, list[Part]]:
-        names = opened.names()
-        if module is not None:
-            wanted = dict(module.named_parameters())
-            missing = sorted(wanted.keys() - set(names))
-            if missing:
-                raise KeyError(f"the files lack {', '.join(missing[:5])}")
-            names = [name for name in names if name in wanted]
+        names = opened.names() if wanted is None else _names_for(opened, wanted)
         parts = {}
         for name in names:
-            shape = opened.info(opened.find(name))[1]
-            chosen[name] = find_placements(name, placements, len(mesh_sizes))
+            shape = _shape_of(opened, name, pg.size())
+            described = placements
+            if wanted is not None and not wanted.is_parameter(name) and not isinstance(
+                placements, Mapping
+            ):
+                described = None
+            chosen[name] = find_placements(name, described, len(mesh_sizes))
             whole[name] = shape
             parts[name] = [part_on_mesh(shape, chosen[name], mesh_sizes, at) for at in places]
         return parts
@@ -560,6 +577,18 @@ def load_model_sharded(
         stride = torch.empty(whole[name], device="meta").stride()
         state[name] = DTensor.from_local(moved, mesh, chosen[name], run_check=False,
                                          shape=torch.Size(whole[name]), stride=stride)
-    if module is not None:
-        module.load_state_dict(state, strict=False, assign=True)
+    if wanted is not None:
+        wanted.assign(state)
     return state
+
+
+def _names_for(opened: Any, wanted: ModuleState) -> list[str]:
+    """Names of the files that a module has a place for; an error unless it gets all it needs."""
+    names = [name for name in opened.names() if name in wanted.tensors]
+    lacking = sorted(wanted.missing(names, is_assigned=True) | wanted.cut_views(names))
+    if lacking:
+        raise KeyError(f"the files lack {', '.join(lacking[:5])}")
+    faults = wanted.shape_faults(opened, names)
+    if faults:
+        raise RuntimeError("\n".join(faults))
+    return names

@@ -3,26 +3,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+import contextlib
 from typing import Any
 
-import torch as _torch
-
-from ._core import DTYPES, Model, Tensor, dlpack_probe, serialize
-from ._gpu import is_gpu, load_options, retrying, stream_of, tell_gds, torch_memory
+from ._core import Model, serialize
+from ._gpu import is_gpu, load_options, retrying, tell_gds, torch_memory
 from ._memory import open_bytes
+from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress, wait
 from ._saving import save_rows, without_collections
 from ._tensor_memory import find_tied, storage_ptr, storage_size
-from ._torch_state import (
-    TORCH_NAMES,
-    check_tensors,
-    dtype_name,
-    make_rows,
-    plain,
-    torch_dtype,
-)
+from ._torch_state import check_tensors, dtype_name, make_rows, plain
+from ._torch_tensors import export
 from ._types import Path, Paths
 
 __all__ = [
@@ -35,69 +28,6 @@ __all__ = [
     "storage_ptr",
     "storage_size",
 ]
-
-# The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
-_import_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
-
-
-@cache
-def capsule_mask() -> int:
-    """Which dtypes this torch imports as they are: bit d for dtype d, found by trying each."""
-    mask = 0
-    for number, dtype in enumerate(DTYPES):
-        try:
-            imported = _import_capsule(dlpack_probe(dtype))
-        except (RuntimeError, BufferError, TypeError):
-            continue
-        if imported.dtype is torch_dtype(dtype) and dtype != "F4":
-            mask |= 1 << number
-    return mask
-
-
-def _device_of(tensor: Tensor) -> str:
-    """What torch calls the place of a tensor: its "cuda" is ROCm's as well."""
-    kind, _, number = tensor.device.partition(":")
-    return f"cuda:{number}" if kind in ("cuda", "hip") else "cpu"
-
-
-def wrap(tensor: Tensor) -> Any:
-    """A torch tensor on the memory of `tensor`, whatever its dtype: no bytes are copied.
-
-    Dtypes that torch can't import come as bytes and are viewed; 6-bit floats stay bytes (one
-    dimension), and so does what this version of torch does not know. A 4-bit float tensor halves
-    its last dimension, because torch counts pairs.
-    """
-    number = DTYPES.index(tensor.dtype)
-    if capsule_mask() >> number & 1:
-        return _import_capsule(tensor.__dlpack__())
-    target = torch_dtype(tensor.dtype)
-    shape = list(tensor.shape)
-    if tensor.nbytes == 0:
-        if tensor.dtype == "F4" and shape and shape[-1] % 2 == 0:
-            shape[-1] //= 2
-        return _torch.empty(shape, dtype=target or _torch.uint8, device=_device_of(tensor))
-    data = _import_capsule(tensor.__dlpack__(as_bytes=True))
-    if tensor.dtype == "F4":
-        if target is None or not shape or shape[-1] % 2:
-            return data
-        shape[-1] //= 2
-    elif target is None:
-        return data
-    return data.view(target).reshape(shape)
-
-
-def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
-    """All tensors of a load as {name: torch tensor} on `device`, to which it may have gone."""
-    tensors: dict[str, Any] = loader.export(_import_capsule, wrap, capsule_mask())
-    if device == "cpu" or load_options(device) or _torch.device(device).type == "cpu":
-        return tensors
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
-
-
-def make_item(loader: Any, index: int) -> Any:
-    """Item `index` of a load as a torch tensor, once its bytes are there."""
-    return loader.make(index, _import_capsule, wrap, capsule_mask())
-
 
 def _target(device: Any, gds: str, memory: str, pin_memory: bool) -> dict[str, Any]:
     """Options of Model.load() for where the tensors go."""
@@ -184,109 +114,6 @@ def load(data: Any) -> dict[str, Any]:
             loader.close()
 
 
-def _shares_storage(tensor: Any, others: list[Any]) -> bool:
-    """Tell whether a tensor is the same memory as one of the others (tied weights)."""
-    return any(
-        tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape
-        for other in others
-        if tensor.numel()
-    )
-
-
-def _compare_names(
-    state: dict[str, Any], names: list[str]
-) -> tuple[set[str], list[str]]:
-    """Names that the model has and the file lacks (tied ones do not count), and the reverse."""
-    present = set(names)
-    loaded = [tensor for name, tensor in state.items() if name in present]
-    missing = {
-        name
-        for name, tensor in state.items()
-        if name not in present and not _shares_storage(tensor, loaded)
-    }
-    return missing, [name for name in names if name not in state]
-
-
-def _raise_if_strict(model: Any, missing: set[str], unexpected: list[str], faults: list[str],
-                     strict: bool) -> None:
-    """Raise what torch raises for a state that does not fit."""
-    lines = list(faults)
-    if strict and unexpected:
-        names = ", ".join(f'"{name}"' for name in sorted(unexpected))
-        lines.insert(0, f"Unexpected key(s) in state_dict: {names}")
-    if strict and missing:
-        names = ", ".join(f'"{name}"' for name in sorted(missing))
-        lines.insert(0, f"Missing key(s) in state_dict: {names}")
-    if lines:
-        title = f"Error(s) in loading state_dict for {type(model).__name__}:"
-        raise RuntimeError("\n    ".join([title, *lines]))
-
-
-def _takes_direct_reads(module: Any) -> bool:
-    """Tell whether a module takes its state as it is: nothing of its own or hooked in between."""
-    base = _torch.nn.Module
-    return all(
-        type(part)._load_from_state_dict is base._load_from_state_dict
-        and not part._load_state_dict_pre_hooks
-        and not part._load_state_dict_post_hooks
-        for part in module.modules()
-    )
-
-
-def _place(tensor: Any, dtype: str) -> bool:
-    """Tell whether bytes of the file may be read straight into a tensor."""
-    return bool(
-        (tensor.device.type == "cpu" or load_options(tensor.device))
-        and tensor.is_contiguous()
-        and tensor.numel()
-        and not tensor.is_quantized
-        and dtype in TORCH_NAMES
-        and dtype != "F4"
-    )
-
-
-def _read_in_place(file: Model, state: dict[str, Any], names: list[str], threads: int) -> list[str]:
-    """Read tensors into the memory of the model's own; return the names that it could not.
-
-    Tensors of another dtype than the file's are converted on the way where that is possible.
-    """
-    groups: dict[tuple[str | None, Any], list[tuple[str, int, int]]] = {}
-    rest = []
-    for name in names:
-        tensor, dtype = state[name], file.info(file.find(name))[0]
-        same = torch_dtype(dtype) is tensor.dtype
-        floats = tensor.dtype.is_floating_point and dtype[0] in "FB" and dtype != "BOOL"
-        if not _place(tensor, dtype) or not (same or floats):
-            rest.append(name)
-            continue
-        target = None if same else dtype_name(tensor.dtype)
-        place = (name, tensor.data_ptr(), tensor.nbytes)
-        groups.setdefault((target, tensor.device), []).append(place)
-    for (target, device), items in groups.items():
-        options = {"mode": "load", **load_options(device)}
-        if "device" in options:
-            options["stream"] = stream_of(device)  # which may still use the parameters
-        loader = file.load(items, threads=threads, dtype=target, **options)
-        try:
-            loader.wait()
-        finally:
-            loader.close()
-    return rest
-
-
-def _shape_faults(file: Model, state: dict[str, Any], names: list[str]) -> list[str]:
-    """What torch says of parameters whose shape is not the file's."""
-    faults = []
-    for name in names:
-        dtype, shape, *_ = file.info(file.find(name))
-        if dtype != "F4" and tuple(state[name].shape) != shape:
-            faults.append(
-                f"size mismatch for {name}: copying a param with shape torch.Size({list(shape)}) "
-                f"from checkpoint, the shape in current model is {state[name].shape}."
-            )
-    return faults
-
-
 def load_model(
     model: Any,
     filename: Paths,
@@ -301,35 +128,18 @@ def load_model(
 
     The bytes are read straight into the parameters' own memory, converted on the way where their
     dtype differs: there is never a second copy of the model. With assign=True the parameters
-    become the loaded tensors instead (the way for a model on the meta device), on `device`.
+    become the loaded tensors instead (the way for a model on the meta device), on `device`; tied
+    ones stay tied, and views of others stay views. Of DTensors each rank reads its own part.
 
     strict: a missing or unexpected name is a RuntimeError, in torch's words; a shape that differs
-    always is. Names tied to one that the file has are not missing.
+    always is, and so is a model on the meta device without assign. Names whose bytes belong to
+    tensors that the file has are not missing.
     """
     check_path(filename)
     views = check_backend(backend)
     device = check_device(device)
-    file = Model(filename)
-    try:
-        state = model.state_dict(keep_vars=False)
-        names = file.names()
-        missing, unexpected = _compare_names(state, names)
-        known = [name for name in names if name in state]
-        _raise_if_strict(model, missing, unexpected, _shape_faults(file, state, known), strict)
-        direct = not assign and _takes_direct_reads(model)
-        rest = _read_in_place(file, state, known, threads) if direct else known
-        if rest:
-            where = load_options(device) if assign else {}
-            options = {"mode": views if assign else "load", **where}
-            loader = file.load(rest, threads=threads, **options)
-            try:
-                tensors = export(loader, device if assign else "cpu")
-            finally:
-                loader.close()
-            model.load_state_dict(tensors, strict=False, assign=assign)
-    finally:
-        file.close()
-    return missing, unexpected
+    with contextlib.closing(Model(filename)) as file:
+        return ModuleLoad(file, model, assign, threads, device, views).run(strict)
 
 
 def save_file(

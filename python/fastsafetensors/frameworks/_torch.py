@@ -12,10 +12,10 @@ import torch
 from .._core import live_buffers
 from .._gpu import load_options
 from .._torch_state import TORCH_NAMES
+from .._torch_tensors import make_item
+from .._torch_tensors import wrap as wrap_core
 from ..common import SingleGroup
 from ..st_types import Device, DType
-from ..torch import make_item
-from ..torch import wrap as wrap_core
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
 
 # torch's dtype for each of ours that this torch has.

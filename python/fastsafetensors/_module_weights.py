@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module's weights from files: read into its own memory, or put in its place.
+
+After a load every parameter and persistent buffer has the file's values, and what was one tensor,
+or a view of another, still is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch as _torch
+
+from ._core import Model
+from ._gpu import load_options, stream_of
+from ._tensor_memory import Extent, extents_of, find_covered, overlap_groups
+from ._torch_state import TORCH_NAMES, dtype_name, format_box, torch_dtype, torch_shape
+from ._torch_tensors import export
+
+
+class ModuleState:
+    """A module's parameters and persistent buffers as they are before a load."""
+
+    def __init__(self, module: Any) -> None:
+        """Look at the module; nothing is changed."""
+        self.module = module
+        # The objects themselves, of which tied ones are the same.
+        state = module.state_dict(keep_vars=True)
+        self.names = list(state)
+        self.tensors = {n: t for n, t in state.items() if isinstance(t, _torch.Tensor)}
+        self.extents = extents_of(self.tensors)
+        self._slots = [
+            (table, key, tensor)
+            for part in module.modules()
+            for table in (part._parameters, part._buffers)
+            for key, tensor in table.items()
+            if tensor is not None
+        ]
+
+    def takes_direct_reads(self) -> bool:
+        """Tell whether the module takes its state as it is: nothing of its own in between."""
+        base = _torch.nn.Module
+        own = {id(tensor) for _, _, tensor in self._slots}
+        return (
+            type(self.module).load_state_dict is base.load_state_dict
+            and all(
+                type(part)._load_from_state_dict is base._load_from_state_dict
+                and type(part).set_extra_state is base.set_extra_state
+                and not part._load_state_dict_pre_hooks
+                and not part._load_state_dict_post_hooks
+                for part in self.module.modules()
+            )
+            and all(id(tensor) in own for tensor in self.tensors.values())
+        )
+
+    def missing(self, present: Iterable[str], is_assigned: bool) -> set[str]:
+        """Names that get no bytes when the tensors that are `present` get theirs."""
+        found = set(present)
+        covered = set(self.bases(found)) if is_assigned else find_covered(self.extents, found)
+        return set(self.names) - found - covered
+
+    def bases(self, present: Iterable[str]) -> dict[str, str]:
+        """{name: a present name whose tensor holds all its bytes}, of names that are not there."""
+        found = set(present)
+        rows = [(name, self.extents[name]) for name in sorted(found & self.extents.keys())]
+        rows = [(name, extent) for name, extent in rows if extent.is_dense]
+        by_memory: dict[Any, list[tuple[str, Extent]]] = {}
+        for name, extent in rows:
+            by_memory.setdefault(extent.memory, []).append((name, extent))
+        result = {}
+        for name, extent in self.extents.items():
+            for base, outer in by_memory.get(extent.memory, ()) if name not in found else ():
+                same = self.tensors[name].dtype is self.tensors[base].dtype
+                if same and outer.begin <= extent.begin and extent.end <= outer.end:
+                    result[name] = base
+                    break
+        return result
+
+    def cut_views(self, present: Iterable[str]) -> set[str]:
+        """Names that are views of present tensors, rather than other names of them."""
+        return {name for name, base in self.bases(present).items()
+                if self.tensors[name] is not self.tensors[base]}
+
+    def is_parameter(self, name: str) -> bool:
+        """Tell whether a name is a parameter's, rather than a buffer's."""
+        return isinstance(self.tensors.get(name), _torch.nn.Parameter)
+
+    def shape_faults(self, file: Model, names: Iterable[str]) -> list[str]:
+        """What torch says of tensors whose shape is not the file's."""
+        faults = []
+        for name in names:
+            dtype, shape, *_ = file.info(file.find(name))
+            found = torch_shape(dtype, shape)
+            if name in self.tensors and tuple(self.tensors[name].shape) != found:
+                faults.append(
+                    f"size mismatch for {name}: copying a param with shape "
+                    f"torch.Size({list(found)}) from checkpoint, the shape in current model is "
+                    f"{self.tensors[name].shape}."
+                )
+        return faults
+
+    def assign(self, tensors: dict[str, Any]) -> Any:
+        """Put tensors in the place of the module's, under all the names that each has there.
+
+        What was a view of a tensor that is replaced becomes the same view of the new one. Returns
+        what load_state_dict() does.
+        """
+        complete = dict(tensors)
+        for name, base in self.bases(tensors).items():
+            complete[name] = self._view(complete, name, base)
+        result = self.module.load_state_dict(complete, strict=False, assign=True)
+        new: dict[int, Any] = {}
+        for table, key, old in self._slots:
+            if table[key] is not old:
+                new[id(old)] = table[key]
+        for table, key, old in self._slots:
+            table[key] = new.get(id(old), old)
+        return result
+
+    def _view(self, tensors: dict[str, Any], name: str, base: str) -> Any:
+        """Return what is to `tensors[base]` as the tensor `name` is to the tensor `base` now."""
+        old, old_base, whole = self.tensors[name], self.tensors[base], tensors[base]
+        if old is old_base:
+            return whole
+        if whole.stride() != old_base.stride():
+            packed = _torch.empty_strided(
+                whole.shape, old_base.stride(), dtype=whole.dtype, device=whole.device
+            )
+            whole = tensors[base] = packed.copy_(whole)
+        first = self.extents[name].begin - self.extents[base].begin
+        offset = whole.storage_offset() + first // old.element_size()
+        return whole.as_strided(old.shape, old.stride(), offset)
+
+
+def raise_faults(module: Any, missing: set[str], unexpected: list[str], faults: list[str],
+                 strict: bool) -> None:
+    """Raise what torch raises for a state that does not fit."""
+    lines = list(faults)
+    if strict and unexpected:
+        names = ", ".join(f'"{name}"' for name in sorted(unexpected))
+        lines.insert(0, f"Unexpected key(s) in state_dict: {names}")
+    if strict and missing:
+        names = ", ".join(f'"{name}"' for name in sorted(missing))
+        lines.insert(0, f"Missing key(s) in state_dict: {names}")
+    if lines:
+        title = f"Error(s) in loading state_dict for {type(module).__name__}:"
+        raise RuntimeError("\n    ".join([title, *lines]))
+
+
+# ---- parts of tensors that are spread over ranks ----
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Tell whether a tensor is spread over ranks."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+
+
+def _local_box(name: str, tensor: Any) -> tuple[list[int], list[int]]:
+    """Begin and end of the part of a DTensor that this rank has."""
+    from .sharded import part_on_mesh
+
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return [0] * tensor.dim(), [0] * tensor.dim()
+    try:
+        part = part_on_mesh(tensor.shape, tensor.placements, mesh.mesh.shape, coordinate)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return list(part.begin), list(part.end)
+
+
+def _spread(part: Any, like: Any) -> Any:
+    """A DTensor of this rank's part, placed as another one is."""
+    from torch.distributed.tensor import DTensor
+
+    mesh = like.device_mesh
+    return DTensor.from_local(part.to(mesh.device_type), mesh, like.placements, run_check=False,
+                              shape=like.shape, stride=like.stride())
+
+
+# ---- into the module's own memory ----
+
+
+def _takes_bytes(tensor: Any, dtype: str) -> bool:
+    """Tell whether bytes of the file may be read straight into a tensor."""
+    known = dtype in TORCH_NAMES and dtype != "F4"
+    simple = type(tensor) in (_torch.Tensor, _torch.nn.Parameter)
+    if not (known and simple and tensor.numel() and tensor.is_contiguous()):
+        return False
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or not tensor.data_ptr():
+        return False
+    if tensor.device.type != "cpu" and not load_options(tensor.device):
+        return False
+    floats = tensor.dtype.is_floating_point and dtype[0] in "FB" and dtype != "BOOL"
+    return bool(floats or torch_dtype(dtype) is tensor.dtype)
+
+
+def read_in_place(file: Model, state: ModuleState, names: list[str], threads: int) -> list[str]:
+    """Read tensors into the module's own memory; return the names that this could not be done for.
+
+    Tensors of another dtype than the file's are converted on the way where that is possible. What
+    shares bytes with another one is left to be copied, one after the other.
+    """
+    own = {name: state.extents[name] for name in names if name in state.extents}
+    shared = {name for group in overlap_groups(own) for name in group}
+    groups: dict[tuple[str | None, Any], list[tuple[str, int, int]]] = {}
+    rest = []
+    for name in names:
+        tensor, dtype = state.tensors[name], file.info(file.find(name))[0]
+        if name in shared or not _takes_bytes(tensor, dtype):
+            rest.append(name)
+            continue
+        target = None if torch_dtype(dtype) is tensor.dtype else dtype_name(tensor.dtype)
+        place = (name, tensor.data_ptr(), tensor.nbytes)
+        groups.setdefault((target, tensor.device), []).append(place)
+    for (target, device), items in groups.items():
+        options = {"mode": "load", **load_options(device)}
+        if "device" in options:
+            options["stream"] = stream_of(device)  # which may still use the parameters
+        loader = file.load(items, threads=threads, dtype=target, **options)
+        try:
+            loader.wait()
+        finally:
+            loader.close()
+    return rest
+
+
+class ModuleLoad:
+    """One call of load_model: a file's tensors into a module, or in place of its own."""
+
+    def __init__(
+        self, file: Model, module: Any, assign: bool, threads: int, device: Any, views: str
+    ) -> None:
+        """Look at the module. views: the load mode of tensors that are assigned."""
+        self._file, self._state, self._threads = file, ModuleState(module), threads
+        self._is_assigned, self._device = assign, device
+        self._options = {"mode": views, **load_options(device)} if assign else {"mode": "load"}
+
+    def run(self, strict: bool) -> tuple[set[str], list[str]]:
+        """Load: (missing names, unexpected names). RuntimeError for what does not fit."""
+        state, names = self._state, self._file.names()
+        if not self._is_assigned and any(t.is_meta for t in state.tensors.values()):
+            raise RuntimeError(
+                "the model is on the meta device, where there is no memory to load into: pass "
+                "assign=True, or give it memory first (`.to_empty(device=..)`)"
+            )
+        if not state.takes_direct_reads():
+            return self._leave_to_torch(names, strict)
+        known = [name for name in names if name in state.tensors]
+        unexpected = [name for name in names if name not in state.tensors]
+        missing = state.missing(known, self._is_assigned)
+        faults = state.shape_faults(self._file, known)
+        raise_faults(state.module, missing, unexpected, faults, strict)
+        if self._is_assigned:
+            state.assign(self._read(known))
+        else:
+            whole = [name for name in known if not is_dtensor(state.tensors[name])]
+            rest = set(read_in_place(self._file, state, whole, self._threads))
+            rest.update(set(known) - set(whole))
+            if rest:
+                state.module.load_state_dict(
+                    self._read([name for name in known if name in rest]), strict=False
+                )
+        return missing, unexpected
+
+    def _leave_to_torch(self, names: list[str], strict: bool) -> tuple[set[str], list[str]]:
+        """Modules that look at their state, or change it, get all of it."""
+        state, tensors = self._state, self._read(names)
+        if self._is_assigned:
+            found, covered = state.assign(tensors), set[str]()
+        else:
+            found = state.module.load_state_dict(tensors, strict=False)
+            covered = find_covered(state.extents, names)
+        missing, unexpected = set(found.missing_keys) - covered, list(found.unexpected_keys)
+        raise_faults(state.module, missing, unexpected, [], strict)
+        return missing, unexpected
+
+    def _read(self, names: list[str]) -> dict[str, Any]:
+        """Read tensors to where they are copied from, or stay; of DTensors this rank's part."""
+        spread = {name: self._state.tensors[name] for name in names
+                  if is_dtensor(self._state.tensors.get(name))}
+        result = self._load([name for name in names if name not in spread], self._options)
+        items = []
+        for name, tensor in spread.items():
+            dtype = self._file.info(self._file.find(name))[0]
+            items.append((name, *format_box(dtype, *_local_box(name, tensor))))
+        parts = self._load(items, {"mode": "load"})
+        result.update({name: _spread(part, spread[name]) for name, part in parts.items()})
+        return result
+
+    def _load(self, items: list[Any], options: dict[str, Any]) -> dict[str, Any]:
+        if not items:
+            return {}
+        loader = self._file.load(items, threads=self._threads, **options)
+        try:
+            return export(loader, self._device if self._is_assigned else "cpu")
+        finally:
+            loader.close()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a load has brought as torch tensors on the same memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch as _torch
+
+from ._core import DTYPES, Tensor, dlpack_probe
+from ._gpu import load_options
+from ._torch_state import torch_dtype
+
+# The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
+_import_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
+
+
+@cache
+def capsule_mask() -> int:
+    """Which dtypes this torch imports as they are: bit d for dtype d, found by trying each."""
+    mask = 0
+    for number, dtype in enumerate(DTYPES):
+        try:
+            imported = _import_capsule(dlpack_probe(dtype))
+        except (RuntimeError, BufferError, TypeError):
+            continue
+        if imported.dtype is torch_dtype(dtype) and dtype != "F4":
+            mask |= 1 << number
+    return mask
+
+
+def _device_of(tensor: Tensor) -> str:
+    """What torch calls the place of a tensor: its "cuda" is ROCm's as well."""
+    kind, _, number = tensor.device.partition(":")
+    return f"cuda:{number}" if kind in ("cuda", "hip") else "cpu"
+
+
+def wrap(tensor: Tensor) -> Any:
+    """A torch tensor on the memory of `tensor`, whatever its dtype: no bytes are copied.
+
+    Dtypes that torch can't import come as bytes and are viewed; 6-bit floats stay bytes (one
+    dimension), and so does what this version of torch does not know. A 4-bit float tensor halves
+    its last dimension, because torch counts pairs.
+    """
+    number = DTYPES.index(tensor.dtype)
+    if capsule_mask() >> number & 1:
+        return _import_capsule(tensor.__dlpack__())
+    target = torch_dtype(tensor.dtype)
+    shape = list(tensor.shape)
+    if tensor.nbytes == 0:
+        if tensor.dtype == "F4" and shape and shape[-1] % 2 == 0:
+            shape[-1] //= 2
+        return _torch.empty(shape, dtype=target or _torch.uint8, device=_device_of(tensor))
+    data = _import_capsule(tensor.__dlpack__(as_bytes=True))
+    if tensor.dtype == "F4":
+        if target is None or not shape or shape[-1] % 2:
+            return data
+        shape[-1] //= 2
+    elif target is None:
+        return data
+    return data.view(target).reshape(shape)
+
+
+def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
+    """All tensors of a load as {name: torch tensor} on `device`, to which it may have gone."""
+    tensors: dict[str, Any] = loader.export(_import_capsule, wrap, capsule_mask())
+    if device == "cpu" or load_options(device) or _torch.device(device).type == "cpu":
+        return tensors
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def make_item(loader: Any, index: int) -> Any:
+    """Item `index` of a load as a torch tensor, once its bytes are there."""
+    return loader.make(index, _import_capsule, wrap, capsule_mask())
