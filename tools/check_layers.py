@@ -21,8 +21,9 @@ BELOW = {
     "device": {"base"},
     "transfer": {"base", "dtype", "format", "plan", "io", "device"},
     "loader": {"base", "dtype", "format", "plan", "io", "device", "transfer"},
-    "writer": {"base", "dtype", "format", "plan", "io", "device", "transfer"},
-    "api": {"base", "dtype", "device", "loader", "writer"},
+    "output": {"base", "io"},
+    "save": {"base", "dtype", "format", "io", "output", "device"},
+    "api": {"base", "dtype", "device", "loader", "save"},
 }
 # Rooms without system calls and threads: what they may include beyond the language itself.
 PURE = {"dtype", "format", "plan"}

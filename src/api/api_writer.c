@@ -4,7 +4,7 @@
 
 #include "api_check.h"
 #include "fastsafetensors.h"
-#include "writer/writer.h"
+#include "save/save.h"
 
 #define ALIGNMENT_BYTES_MAX ((uint64_t)1 << 20)
 

@@ -44,7 +44,7 @@ static void read_now(void *lane, fsti_io_op *read, int fd) {
 static void submit_buffered(void *lane, fsti_io_op *read) { read_now(lane, read, read->file->fd); }
 
 static void submit_direct(void *lane, fsti_io_op *op) {
-    if (op->write_fd == 0) {
+    if (!op->is_write) {
         read_now(lane, op, fsti_io_file_direct(op->file, NULL, 0));
         return;
     }

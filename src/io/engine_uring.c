@@ -110,7 +110,7 @@ static void submit_op(void *lane_pointer, fsti_io_op *op) {
     unsigned slot = tail & lane->submit_mask;
     struct io_uring_sqe *entry = &lane->entries[slot];
     memset(entry, 0, sizeof *entry);
-    bool is_write = op->write_fd != 0;
+    bool is_write = op->is_write;
     entry->opcode = is_write ? IORING_OP_WRITE : IORING_OP_READ;
     entry->fd = is_write ? op->write_fd : fsti_io_file_direct(op->file, NULL, 0);
     entry->addr = (uint64_t)(uintptr_t)op->buffer;

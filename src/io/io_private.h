@@ -28,22 +28,15 @@ struct fsti_file {
 
 /// The descriptor for direct reads, or -1; `reason` (may be NULL) says why.
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size);
-/// Opens the file behind a descriptor once more, past the page cache; -1 and why not.
-int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size);
 /// Gives the file's registration back.
 void fsti_gds_forget(fsti_file *file);
-/// A buffered write this large is pushed to the device at once when it has to get there anyway.
-#define FSTI_IO_EARLY_BYTES ((ssize_t)1 << 20)
 /// The read-only mapping of the whole file, or NULL.
 const char *fsti_io_file_mapping(fsti_file *file);
-/// Gives a finished read to the test hook, if there is one.
-void fsti_io_finish(fsti_io_op *read);
 /// Lanes of engines that finish a read within submit.
 fst_status fsti_io_sync_lane_open(uint32_t depth, void **lane, fst_error *error);
 void fsti_io_sync_lane_close(void *lane);
 void fsti_io_sync_finish(void *lane, fsti_io_op *read, int64_t result, const void *data);
 fsti_io_op *fsti_io_sync_reap(void *lane);
-bool fsti_io_hidden(unsigned feature);
 /// Whether io_uring can be set up in this process, and why not.
 bool fsti_io_uring_available(char *reason, size_t reason_size);
 

@@ -40,7 +40,7 @@ static uint32_t next_random(void) {
 static bool happens(uint32_t rate) { return next_random() % 1024 < rate; }
 
 static void inject(fsti_io_op *op) {
-    bool writes = op->write_fd != 0;
+    bool writes = op->is_write;
     if (op->result <= 0) return;
     int64_t before = op->result;
     if (happens(rates.slow)) usleep(next_random() % 300);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the writer room: layouts, saves and shard plans behind the public handles.
-/// Arguments have been checked by the api room. Knows nothing of the loader.
-#ifndef FSTI_WRITER_H
-#define FSTI_WRITER_H
+/// The door of the save room: layouts, saves and shard plans behind the public handles.
+/// Arguments have been checked by the api room. Knows nothing of loads.
+#ifndef FSTI_SAVE_H
+#define FSTI_SAVE_H
 
 #include "base/base.h"
 #include "fastsafetensors/writer.h"

@@ -168,7 +168,8 @@ static fst_status take_slot(save_stage *stage, stage_slot **out, fst_error *erro
 
 static fst_status submit(save_stage *stage, stage_slot *slot, const char *data, uint64_t size,
                          uint64_t offset, fst_error *error) {
-    slot->op = (fsti_io_op){.write_fd = stage->direct_fd,
+    slot->op = (fsti_io_op){.is_write = true,
+                            .write_fd = stage->direct_fd,
                             .offset = offset,
                             .size = (size_t)size,
                             .buffer = (void *)(uintptr_t)data};

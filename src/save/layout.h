@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The place of every byte of a file: private to the writer room.
+/// The place of every byte of a file: private to the save room.
 #ifndef FSTI_LAYOUT_H
 #define FSTI_LAYOUT_H
 
 #include "format/format.h"
-#include "writer.h"
+#include "save.h"
 
 struct fst_layout {
     fsti_header_entry *entries; ///< the caller's tensors as given, then filling ones

@@ -12,12 +12,15 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "io_private.h"
+#include "io/io.h"
+#include "output.h"
 
 /// Tries for a hidden name that nobody has.
 #define NAME_TRIES_MAX 100
 /// Writes are cut to this, so that none is too large for the kernel (2 GiB).
 #define WRITE_BYTES_MAX ((size_t)64 << 20)
+/// A buffered write this large is pushed to the device at once when it has to get there anyway.
+#define EARLY_BYTES ((ssize_t)1 << 20)
 
 struct fsti_output {
     fsti_target target;
@@ -191,7 +194,8 @@ uint32_t fsti_output_memory_alignment(const fsti_output *output) {
 }
 
 static ssize_t write_once(fsti_output *output, const void *data, size_t size, uint64_t offset) {
-    fsti_io_op op = {.write_fd = output->fd,
+    fsti_io_op op = {.is_write = true,
+                     .write_fd = output->fd,
                      .offset = offset,
                      .size = size < WRITE_BYTES_MAX ? size : WRITE_BYTES_MAX};
     ssize_t written = pwrite(output->fd, data, op.size, (off_t)offset);
@@ -215,7 +219,7 @@ fst_status fsti_output_write(fsti_output *output, const void *data, size_t size,
             return fsti_error_set(error, FST_E_IO, place, "write failed");
         }
         // Starting the device early: syncing at the end then waits for little.
-        if (output->is_durable && written >= FSTI_IO_EARLY_BYTES)
+        if (output->is_durable && written >= EARLY_BYTES)
             (void)sync_file_range(output->fd, (off_t)(offset + done), written,
                                   SYNC_FILE_RANGE_WRITE);
         done += (size_t)written;

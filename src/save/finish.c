@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A save's middle: bytes into files, by the caller's calls or, of a set, by threads.
-#include "save.h"
+#include "writer.h"
 
 #include <string.h>
 

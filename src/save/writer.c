@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "save.h"
-
 #define STEM_DEFAULT "model"
 
 // ---- tensors ----

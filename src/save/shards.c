@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Which tensor goes to which file, as Hugging Face's libraries decide it.
-#include "writer.h"
+#include "save.h"
 
 #define NO_FILE UINT32_MAX
 

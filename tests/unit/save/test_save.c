@@ -72,7 +72,7 @@ static atomic_long writes_left;
 static atomic_int write_result; ///< what the n-th write and all later ones come to
 
 static void fail_writes(fsti_io_op *op) {
-    if (op->write_fd == 0) return;
+    if (!op->is_write) return;
     if (atomic_fetch_sub(&writes_left, 1) <= 0) op->result = atomic_load(&write_result);
 }
 
@@ -121,7 +121,7 @@ static atomic_long odd_writes;
 /// Every other write does less than it was asked to, or is interrupted.
 static void shorten_writes(fsti_io_op *op) {
     long n = atomic_fetch_add(&odd_writes, 1);
-    if (op->write_fd == 0 || op->result <= 0) return;
+    if (!op->is_write || op->result <= 0) return;
     if (n % 3 == 0) op->result = op->result > 4096 ? 4096 : 1;
 }
 

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "save.h"
+#include "writer.h"
 
 static const char *file_name(const char *path) {
     const char *slash = strrchr(path, '/');

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "io.h"
+#include "output.h"
 
 /// As many as the kernel follows.
 #define LINK_COUNT_MAX 40

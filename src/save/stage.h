@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The way of bytes into one file: private to the writer room. Past the page cache, blocks are
+/// The way of bytes into one file: private to the save room. Past the page cache, blocks are
 /// gathered in slots, or written from where they are when address and place agree; through it,
 /// small pieces are gathered and large ones written as they are.
 #ifndef FSTI_STAGE_H
 #define FSTI_STAGE_H
 
 #include "io/io.h"
-#include "writer.h"
+#include "output/output.h"
+#include "save.h"
 
 /// What a stage has done; summed over the files of a save.
 typedef struct stage_counts {

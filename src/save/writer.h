@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The writer's inside: private to the writer room.
-#ifndef FSTI_SAVE_H
-#define FSTI_SAVE_H
+/// A save in progress: private to the save room.
+#ifndef FSTI_WRITER_H
+#define FSTI_WRITER_H
 
 #include <pthread.h>
 
 #include "device/device.h"
-#include "io/io.h"
 #include "layout.h"
 #include "stage.h"
-#include "writer.h"
+#include "output/output.h"
+#include "save.h"
 
 /// A tensor of a save.
 typedef struct save_tensor {
