@@ -43,8 +43,9 @@ void fsti_io_unmap(void *address, uint64_t size_bytes);
 fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error);
 
-/// Bytes of [begin, end) in the page cache. Passive: starts no reading.
-uint64_t fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end);
+/// Bytes of [begin, end) in the page cache. Passive: starts no reading. False when the system does
+/// not tell: to who neither owns nor may write the file it tells nothing, or falsehoods.
+bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes);
 
 /// One read or write in flight. The caller fills the first part and keeps it alive until it is
 /// reaped.

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How much of a range is in the page cache: cachestat(2), else mincore(2).
+/// How much of a range is in the page cache: cachestat(2), else mincore(2). For a file that the
+/// caller neither owns nor may write, kernels refuse the first (EPERM) and answer the second with
+/// "all of it", whatever is true: then nothing is known.
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -27,26 +31,39 @@ static bool count_by_cachestat(int fd, uint64_t begin, uint64_t end, uint64_t *b
     return true;
 }
 
-static uint64_t count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end) {
-    const char *mapping = fsti_io_file_mapping(file);
+/// Whether the kernel tells this process the truth about the file's pages (mm/mincore.c: its owner,
+/// or somebody who may write to it).
+static bool may_ask_mincore(const fsti_file *file) {
+    struct stat info;
+    char link[64];
+    if (fstat(file->fd, &info) != 0) return false;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
+    return info.st_uid == geteuid() || faccessat(AT_FDCWD, link, W_OK, AT_EACCESS) == 0;
+}
+
+static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
+    const char *mapping = may_ask_mincore(file) ? fsti_io_file_mapping(file) : NULL;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = 0;
-    if (mapping == NULL) return 0;
+    if (mapping == NULL) return false;
     unsigned char pages[2048];
     for (uint64_t at = fsti_align_down(begin, page); at < end;) {
         uint64_t size = fsti_min(end - at, sizeof pages * page);
         uint64_t page_count = (size + page - 1) / page;
         // mincore does not write to the mapping; its parameter merely is not const.
-        if (mincore((void *)(uintptr_t)(mapping + at), size, pages) != 0) return 0;
+        if (mincore((void *)(uintptr_t)(mapping + at), size, pages) != 0) return false;
         for (uint64_t i = 0; i < page_count; i++) count += pages[i] & 1u;
         at += size;
     }
-    return count * page;
+    *bytes = count * page;
+    return true;
 }
 
-uint64_t fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end) {
-    if (end <= begin) return 0;
-    uint64_t bytes;
-    if (!count_by_cachestat(file->fd, begin, end, &bytes))
-        bytes = count_by_mincore(file, begin, end);
-    return fsti_min(bytes, end - begin);
+bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
+    *bytes = 0;
+    if (end <= begin) return true;
+    if (!count_by_cachestat(file->fd, begin, end, bytes) &&
+        !count_by_mincore(file, begin, end, bytes))
+        return false;
+    *bytes = fsti_min(*bytes, end - begin);
+    return true;
 }

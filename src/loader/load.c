@@ -23,9 +23,9 @@ static bool has_destinations(const fst_loader *loader) {
     return false;
 }
 
-/// Bytes of the files asked for, and how many of them are in the page cache. Whole files: a probe
-/// a file costs microseconds, a probe a tensor would not.
-static void measure_residency(const fst_loader *loader, uint64_t *resident, uint64_t *total) {
+/// Bytes of the files asked for, and how many of them are in the page cache; false when that is not
+/// to be known. Whole files: a probe a file costs microseconds, a probe a tensor would not.
+static bool measure_residency(const fst_loader *loader, uint64_t *resident, uint64_t *total) {
     uint32_t last = UINT32_MAX;
     *resident = *total = 0;
     bool few = loader->plan.item_count <= 16;
@@ -42,8 +42,11 @@ static void measure_residency(const fst_loader *loader, uint64_t *resident, uint
         }
         last = want->file;
         *total += end - begin;
-        *resident += fsti_file_resident(loader->files[want->file], begin, end);
+        uint64_t bytes;
+        if (!fsti_file_resident(loader->files[want->file], begin, end, &bytes)) return false;
+        *resident += bytes;
     }
+    return true;
 }
 
 /// Opens the device that tensors go to.
@@ -86,7 +89,11 @@ static void choose_mode(fst_loader *loader) {
         snprintf(loader->mode_reason, size, "load: an engine, allocator or budget was asked for");
     } else {
         uint64_t resident, total;
-        measure_residency(loader, &resident, &total);
+        if (!measure_residency(loader, &resident, &total)) {
+            snprintf(loader->mode_reason, size,
+                     "load: what is in the page cache is told only to who may write the file");
+            return;
+        }
         uint64_t percent = total == 0 ? 100 : resident / (total / 100 + 1);
         if (total == 0 || resident >= total / 100 * MAP_RESIDENT_PERCENT)
             loader->mode = FST_MODE_MAP;

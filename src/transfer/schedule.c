@@ -15,8 +15,8 @@ static void classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     state->kind = KIND_ABSENT;
     bool matters = choice->absent != choice->resident || pipeline->job.populate;
     if (!matters) return;
-    uint64_t resident =
-        fsti_file_resident(pipeline->job.files[file_index], chunk->begin, chunk->end);
+    uint64_t resident; // 0 where the system does not tell: what is not known is read
+    fsti_file_resident(pipeline->job.files[file_index], chunk->begin, chunk->end, &resident);
     if (2 * resident >= chunk->end - chunk->begin) {
         state->kind = KIND_RESIDENT;
         pipeline->chunks_resident++;

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <grp.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static char folder[256];
@@ -119,6 +121,25 @@ void fixture_warm(const char *path) {
     while (read(fd, block, sizeof block) > 0) {
     }
     close(fd);
+}
+
+#define STRANGER_ID 65534
+
+int fixture_as_stranger(int (*work)(void *context), void *context) {
+    int status = 0;
+    if (geteuid() != 0) return -1;
+    fixture_path("");
+    if (chmod(folder, 0755) != 0) abort();
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) abort();
+    if (child == 0) {
+        if (setgroups(0, NULL) != 0 || setgid(STRANGER_ID) != 0 || setuid(STRANGER_ID) != 0)
+            _exit(101);
+        _exit(work(context));
+    }
+    if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) return 102;
+    return WEXITSTATUS(status) == 101 ? -1 : WEXITSTATUS(status);
 }
 
 uint64_t fixture_random(uint64_t *state) {

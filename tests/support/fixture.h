@@ -30,6 +30,10 @@ void fixture_evict(const char *path);
 /// Reads the file into the cache.
 void fixture_warm(const char *path);
 
+/// Runs `work` in a child that is neither root nor the owner of the fixture's files, which it may
+/// read. Returns what `work` does (0 to 100), or -1 where this process can't become somebody else.
+int fixture_as_stranger(int (*work)(void *context), void *context);
+
 /// Deterministic pseudo-random numbers.
 uint64_t fixture_random(uint64_t *state);
 

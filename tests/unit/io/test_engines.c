@@ -122,10 +122,14 @@ TEST(residency_by_either_call)
     for (int hidden = 0; hidden < 2; hidden++) {
         fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
         fixture_warm(fixture_path("resident"));
-        CHECK_INT(fsti_file_resident(file, 0, FILE_BYTES), FILE_BYTES);
-        CHECK_INT(fsti_file_resident(file, 5000, 5000), 0);
+        uint64_t bytes;
+        CHECK(fsti_file_resident(file, 0, FILE_BYTES, &bytes));
+        CHECK_INT(bytes, FILE_BYTES);
+        CHECK(fsti_file_resident(file, 5000, 5000, &bytes));
+        CHECK_INT(bytes, 0);
         fixture_evict(fixture_path("resident"));
-        if (fsti_file_resident(file, 0, FILE_BYTES) > 0) {
+        CHECK(fsti_file_resident(file, 0, FILE_BYTES, &bytes));
+        if (bytes > 0) {
             fsti_io_hide(0);
             fsti_file_unref(file);
             SKIP("this file system does not evict on request");
@@ -133,6 +137,29 @@ TEST(residency_by_either_call)
     }
     fsti_io_hide(0);
     fsti_file_unref(file);
+}
+
+/// 0 when nothing false is said of a file that was evicted.
+static int ask_as_stranger(void *context) {
+    uint64_t bytes;
+    for (unsigned hidden = 0; hidden < 2; hidden++) {
+        fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
+        bool known = fsti_file_resident(context, 0, FILE_BYTES, &bytes);
+        if (bytes > 0 || (hidden && known)) return 1;
+    }
+    return 0;
+}
+
+TEST(residency_is_unknown_to_strangers)
+{
+    fsti_file *file = open_pattern("foreign");
+    uint64_t bytes;
+    fixture_evict(fixture_path("foreign"));
+    bool evicts = fsti_file_resident(file, 0, FILE_BYTES, &bytes) && bytes == 0;
+    int result = evicts ? fixture_as_stranger(ask_as_stranger, file) : -1;
+    fsti_file_unref(file);
+    if (result < 0) SKIP("needs root, and a file system that evicts on request");
+    CHECK_INT(result, 0);
 }
 
 TEST(choice_falls_back_step_by_step)
