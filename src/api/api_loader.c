@@ -115,7 +115,7 @@ fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats,
     API_REQUIRE(loader != NULL && stats != NULL, error, "loader or stats is NULL");
     fst_load_stats full = {.struct_size = sizeof full};
     // The handle is const for the caller; counting under its lock is not seen.
-    fsti_loader_stats((fst_loader *)(uintptr_t)loader, &full);
+    FST_TRY(fsti_loader_stats((fst_loader *)(uintptr_t)loader, &full, error));
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 

@@ -96,10 +96,17 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
     return (value + alignment - 1) & ~(alignment - 1);
 }
 
+/// Makes fork() wait for a lock of the process (a pthread_mutex_t that lives for ever), so that the
+/// child finds it free. To be called before it is first held, any number of times.
+void fsti_fork_lock(void *mutex);
+
 // ---- time ----
 
 /// Monotonic nanoseconds.
 uint64_t fsti_now_ns(void);
+
+/// The system's page; a power of two.
+uint64_t fsti_page_bytes(void);
 
 /// Processors that this process may use; at least 1.
 uint32_t fsti_cpu_count(void);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,6 +34,9 @@ static uint64_t mapped_bytes(uint64_t size_bytes) {
     return fsti_align_up(size_bytes, size_bytes >= FSTI_HUGE_PAGE_BYTES ? FSTI_HUGE_PAGE_BYTES
                                                                         : FSTI_BUFFER_ALIGNMENT);
 }
+
+static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
+static void register_pool(void) { fsti_fork_lock(&pool.lock); }
 
 /// The smallest kept arena that holds `size_bytes` without wasting as much again.
 static char *take_kept(uint64_t size_bytes, uint64_t *arena_bytes) {
@@ -67,12 +71,16 @@ static bool keep_arena(char *data, uint64_t size_bytes) {
 }
 
 uint64_t fsti_arena_trim(void) {
+    kept_arena arenas[KEPT_COUNT_MAX];
     pthread_mutex_lock(&pool.lock);
     uint64_t bytes = pool.kept_bytes;
-    for (size_t i = 0; i < pool.count; i++) munmap(pool.arenas[i].data, pool.arenas[i].size_bytes);
+    size_t count = pool.count;
+    memcpy(arenas, pool.arenas, count * sizeof *arenas);
     pool.count = 0;
     pool.kept_bytes = 0;
     pthread_mutex_unlock(&pool.lock);
+    // Gigabytes take their time: others may load meanwhile.
+    for (size_t i = 0; i < count; i++) munmap(arenas[i].data, arenas[i].size_bytes);
     return bytes;
 }
 
@@ -126,6 +134,7 @@ static fst_status check_limit(uint64_t size_bytes, fst_error *error) {
 }
 
 fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
+    pthread_once(&pool_once, register_pool);
     if (size_bytes < SMALL_BUFFER_BYTES) return small_buffer(size_bytes, out, error);
     if (size_bytes > UINT64_MAX / 2 || fsti_alloc_fails())
         return fsti_error_memory(error, size_bytes);
@@ -146,7 +155,7 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
 
 /// Writes to every page, for kernels without MADV_POPULATE_WRITE.
 static void touch_pages(char *data, uint64_t size_bytes) {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t page = fsti_page_bytes();
     for (uint64_t at = 0; at < size_bytes; at += page)
         // An atomic addition of nothing: another thread may be writing the real bytes.
         __atomic_fetch_add(data + at, 0, __ATOMIC_RELAXED);
@@ -158,7 +167,7 @@ void fsti_pages_populate(char *data, uint64_t size_bytes) {
 }
 
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
-    uint64_t from = fsti_align_down(begin, FSTI_BUFFER_ALIGNMENT);
+    uint64_t from = fsti_align_down(begin, fsti_page_bytes());
     end = fsti_min(end, buffer->size_bytes);
     if (from < end) fsti_pages_populate(buffer->data + from, end - from);
 }

@@ -165,6 +165,7 @@ static bool gds_usable(fsti_file *file, char *reason, size_t reason_size) {
 
 const fsti_io_engine fsti_io_engine_gds = {
     .name = "gds",
+    .number = FST_ENGINE_GDS,
     .is_direct = true,
     .is_remote = true,
     .usable = gds_usable,

@@ -21,6 +21,7 @@ static bool mapping_usable(fsti_file *file, char *reason, size_t reason_size) {
 
 const fsti_io_engine fsti_io_engine_mmap = {
     .name = "mmap",
+    .number = FST_ENGINE_MMAP,
     .is_mapped = true,
     .usable = mapping_usable,
     .lane_open = fsti_io_sync_lane_open,

@@ -68,6 +68,7 @@ static bool direct_usable(fsti_file *file, char *reason, size_t reason_size) {
 
 const fsti_io_engine fsti_io_engine_pread = {
     .name = "pread",
+    .number = FST_ENGINE_PREAD,
     .usable = buffered_usable,
     .lane_open = fsti_io_sync_lane_open,
     .lane_close = fsti_io_sync_lane_close,
@@ -77,6 +78,7 @@ const fsti_io_engine fsti_io_engine_pread = {
 
 const fsti_io_engine fsti_io_engine_direct = {
     .name = "direct",
+    .number = FST_ENGINE_DIRECT,
     .is_direct = true,
     .usable = direct_usable,
     .lane_open = fsti_io_sync_lane_open,

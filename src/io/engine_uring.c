@@ -49,9 +49,10 @@ bool fsti_io_uring_available(char *reason, size_t reason_size) {
         return false;
     }
     close(fd);
-    bool single = (params.features & IORING_FEAT_SINGLE_MMAP) != 0;
-    snprintf(reason, reason_size, "%s", single ? "io_uring works" : "kernel older than 5.4");
-    return single;
+    // Came with 5.6, as did the operations that read and write without vectors.
+    bool has_read = (params.features & IORING_FEAT_RW_CUR_POS) != 0;
+    snprintf(reason, reason_size, "%s", has_read ? "io_uring works" : "kernel older than 5.6");
+    return has_read;
 }
 
 static bool map_rings(uring_lane *lane, const struct io_uring_params *params) {
@@ -178,6 +179,7 @@ static bool uring_usable(fsti_file *file, char *reason, size_t reason_size) {
 
 const fsti_io_engine fsti_io_engine_uring = {
     .name = "uring",
+    .number = FST_ENGINE_URING,
     .is_direct = true,
     .is_async = true,
     .usable = uring_usable,

@@ -139,7 +139,7 @@ void fsti_io_unmap(void *address, uint64_t size_bytes) { munmap(address, size_by
 
 fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error) {
-    uint64_t from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
+    uint64_t from = fsti_align_down(begin, fsti_page_bytes());
     while (madvise(mapping + from, end - from, MADV_POPULATE_READ) != 0) {
         int failure = errno;
         if (failure == EINTR || failure == EAGAIN) continue;
@@ -163,7 +163,7 @@ const char *fsti_io_file_mapping(fsti_file *file) {
 
 void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end) {
     const char *mapping = fsti_io_file_mapping(file);
-    uint64_t from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
+    uint64_t from = fsti_align_down(begin, fsti_page_bytes());
     if (mapping == NULL || end <= from) return;
     // A shared, read-only mapping: nothing that was written can be lost, and advice may be refused.
     madvise((void *)(uintptr_t)(mapping + from), end - from, MADV_DONTNEED);

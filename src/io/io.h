@@ -55,7 +55,8 @@ typedef struct fsti_io_op {
     int write_fd;
     uint64_t offset;
     size_t size;
-    void *buffer; ///< unused by a mapped engine
+    void *buffer;      ///< unused by a mapped engine
+    fst_engine engine; ///< who reads: FST_ENGINE_AUTO for headers and other reads in passing
     // filled by the engine:
     int64_t result;   ///< bytes, or -errno; fewer bytes than asked for are possible
     const void *data; ///< where the bytes are: `buffer`, or the mapping
@@ -65,10 +66,11 @@ typedef struct fsti_io_op {
 /// A way to read. A lane is one thread's use of it.
 typedef struct fsti_io_engine {
     const char *name;
-    bool is_direct; ///< offset, size and buffer must be multiples of FSTI_IO_PAGE_BYTES
-    bool is_mapped; ///< hands out pages of a mapping; copying them needs fsti_io_guarded()
-    bool is_async;  ///< many reads in flight per lane
-    bool is_remote; ///< buffers are addresses of a device, whose context is current
+    fst_engine number; ///< its place in the table of engines
+    bool is_direct;    ///< offset, size and buffer must be multiples of FSTI_IO_PAGE_BYTES
+    bool is_mapped;    ///< hands out pages of a mapping; copying them needs fsti_io_guarded()
+    bool is_async;     ///< many reads in flight per lane
+    bool is_remote;    ///< buffers are addresses of a device, whose context is current
     /// Whether it works for `file` (NULL: on this machine), and why.
     bool (*usable)(fsti_file *file, char *reason, size_t reason_size);
     fst_status (*lane_open)(uint32_t depth, void **lane, fst_error *error);

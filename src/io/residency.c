@@ -27,7 +27,7 @@ static bool count_by_cachestat(int fd, uint64_t begin, uint64_t end, uint64_t *b
     struct cache_counts counts = {0};
     if (fsti_io_hidden(FSTI_IO_HIDE_CACHESTAT)) return false;
     if (syscall(SYS_cachestat, fd, &range, &counts, 0) != 0) return false;
-    *bytes = counts.cached * (uint64_t)sysconf(_SC_PAGESIZE);
+    *bytes = counts.cached * fsti_page_bytes();
     return true;
 }
 
@@ -43,7 +43,7 @@ static bool may_ask_mincore(const fsti_file *file) {
 
 static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
     const char *mapping = may_ask_mincore(file) ? fsti_io_file_mapping(file) : NULL;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = 0;
+    uint64_t page = fsti_page_bytes(), count = 0;
     if (mapping == NULL) return false;
     unsigned char pages[2048];
     for (uint64_t at = fsti_align_down(begin, page); at < end;) {

@@ -131,18 +131,24 @@ static fst_status check_budget(const fst_loader *loader, fst_error *error) {
     return FST_OK;
 }
 
-static fst_status make_plan(fst_loader *loader, fst_error *error) {
+static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wants, size_t count,
+                             fsti_plan *out, fst_error *error) {
     const fst_load_options *options = &loader->options;
-    uint64_t start_ns = fsti_now_ns(), gap = loader->tuning.coalesce_gap_bytes;
+    uint64_t gap = loader->tuning.coalesce_gap_bytes;
     fsti_plan_rules rules = {.order = options->order,
                              .batch_bytes_max = batch_limit(loader),
                              .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
                                                    : gap == UINT64_MAX ? 0
                                                                        : gap,
-                             .chunk_bytes_max =
-                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0};
-    size_t count = loader->plan.item_count;
-    FST_TRY(fsti_plan_make(loader->headers, loader->wants, count, &rules, &loader->plan, error));
+                             .chunk_bytes_max = loader->mode == FST_MODE_MAP ? 0
+                                                : loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX
+                                                                         : FSTI_PLAN_CHUNK_BYTES};
+    return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
+}
+
+static fst_status make_plan(fst_loader *loader, fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    FST_TRY(plan_wants(loader, loader->wants, loader->plan.item_count, &loader->plan, error));
     loader->plan_ns = fsti_now_ns() - start_ns;
     return check_budget(loader, error);
 }
@@ -180,6 +186,36 @@ static fst_status make_views(fst_loader *loader, fst_error *error) {
     return FST_OK;
 }
 
+static void drop_views(fst_loader *loader) {
+    if (loader->views != NULL)
+        for (size_t i = 0; i < loader->model->file_count; i++) fsti_buffer_unref(loader->views[i]);
+    fsti_free(loader->views);
+    fsti_free(loader->mappings);
+    loader->views = NULL;
+    loader->mappings = NULL;
+}
+
+/// The plan, and the views if these are wanted. Where the system refuses to map (limits of address
+/// space or of promised memory), a request that left the choice to us is loaded.
+static fst_status plan_load(fst_loader *loader, fst_error *error) {
+    fst_error cause;
+    size_t count = loader->plan.item_count;
+    FST_TRY(make_plan(loader, error));
+    fst_status status = make_views(loader, &cause);
+    if (status == FST_OK) return FST_OK;
+    if (loader->options.mode == FST_MODE_AUTO && status != FST_E_FILE_CHANGED) {
+        drop_views(loader);
+        fsti_plan_clear(&loader->plan);
+        loader->plan.item_count = count;
+        loader->mode = FST_MODE_LOAD;
+        snprintf(loader->mode_reason, sizeof loader->mode_reason,
+                 "load: no view can be had (%.100s)", cause.message);
+        return make_plan(loader, error);
+    }
+    if (error != NULL) *error = cause;
+    return status;
+}
+
 /// A budget that is smaller than the ring's default makes the ring smaller, too.
 static uint64_t ring_bytes(const fst_loader *loader) {
     uint64_t bytes = loader->tuning.staging_bytes, budget = loader->options.budget_bytes;
@@ -188,28 +224,27 @@ static uint64_t ring_bytes(const fst_loader *loader) {
     return fsti_min(bytes, RING_BYTES);
 }
 
-static fst_status start_pipeline(fst_loader *loader, fst_error *error) {
+static fsti_job job_of(const fst_loader *loader) {
     const fst_load_options *options = &loader->options;
-    fsti_job job = {.plan = &loader->plan,
-                    .headers = loader->headers,
-                    .files = loader->files,
-                    .mappings = loader->mappings,
-                    .populate = options->map_populate != 0,
-                    .allocator = options->allocator,
-                    .device = loader->device,
-                    .locks_memory = loader->locks_memory,
-                    .stream = options->stream,
-                    .ring_bytes = ring_bytes(loader),
-                    .gds = options->gds,
-                    .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
-                    .ring = loader->tuning.ring,
-                    .numa = loader->tuning.numa,
-                    .thread_count = options->thread_count,
-                    .budget_bytes = options->budget_bytes,
-                    .guard_allowed = options->no_sigbus_guard == 0,
-                    .progress = options->progress,
-                    .progress_context = options->progress_context};
-    return fsti_pipeline_open(&job, &loader->pipeline, error);
+    return (fsti_job){.plan = &loader->plan,
+                      .headers = loader->headers,
+                      .files = loader->files,
+                      .mappings = loader->mappings,
+                      .populate = options->map_populate != 0,
+                      .allocator = options->allocator,
+                      .device = loader->device,
+                      .locks_memory = loader->locks_memory,
+                      .stream = options->stream,
+                      .ring_bytes = ring_bytes(loader),
+                      .gds = options->gds,
+                      .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
+                      .ring = loader->tuning.ring,
+                      .numa = loader->tuning.numa,
+                      .thread_count = options->thread_count,
+                      .budget_bytes = options->budget_bytes,
+                      .guard_allowed = options->no_sigbus_guard == 0,
+                      .progress = options->progress,
+                      .progress_context = options->progress_context};
 }
 
 fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, fst_loader **out,
@@ -230,10 +265,10 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
     if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
         choose_mode(loader);
-        status = make_plan(loader, error);
+        status = plan_load(loader, error);
     }
-    if (status == FST_OK) status = make_views(loader, error);
-    if (status == FST_OK) status = start_pipeline(loader, error);
+    fsti_job job = job_of(loader);
+    if (status == FST_OK) status = fsti_pipeline_open(&job, &loader->pipeline, error);
     if (status != FST_OK) {
         fsti_loader_close(loader);
         return status;
@@ -245,10 +280,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
 void fsti_loader_close(fst_loader *loader) {
     if (loader == NULL) return;
     fsti_pipeline_close(loader->pipeline);
-    if (loader->views != NULL)
-        for (size_t i = 0; i < loader->model->file_count; i++) fsti_buffer_unref(loader->views[i]);
-    fsti_free(loader->views);
-    fsti_free(loader->mappings);
+    drop_views(loader);
     fsti_plan_clear(&loader->plan);
     fsti_free(loader->wants);
     fsti_free(loader->slices);
@@ -262,7 +294,13 @@ void fsti_loader_close(fst_loader *loader) {
 
 size_t fsti_loader_tensor_count(const fst_loader *loader) { return loader->plan.item_count; }
 
-void fsti_loader_cancel(fst_loader *loader) { fsti_pipeline_cancel(loader->pipeline); }
+void fsti_loader_cancel(fst_loader *loader) {
+    if (fsti_pipeline_check_owner(loader->pipeline, NULL) != FST_OK) return; // nothing runs here
+    fsti_pipeline_cancel(loader->pipeline);
+    pthread_mutex_lock(&loader->lock);
+    if (loader->reload != NULL) fsti_pipeline_cancel(loader->reload);
+    pthread_mutex_unlock(&loader->lock);
+}
 
 /// Waits for chunks and keeps the time of it.
 static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, int64_t timeout_ms,
@@ -277,6 +315,7 @@ static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, 
 }
 
 fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
+    FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     if (loader->options.budget_bytes != 0)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
                               "a load with a budget is finished by fst_loader_next()");
@@ -301,9 +340,19 @@ static void release_delivered(fst_loader *loader) {
     }
 }
 
+static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
+                              fst_tensor **out, fst_error *error) {
+    tensor_source source = {.plan = &loader->plan,
+                            .item = &loader->plan.items[item_index],
+                            .want = &loader->wants[item_index],
+                            .buffer = buffer};
+    return fsti_tensor_make(loader, &source, out, error);
+}
+
 fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor **out,
                             fst_error *error) {
     const fsti_plan *plan = &loader->plan;
+    FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     pthread_mutex_lock(&loader->lock);
     size_t position = loader->next_delivery;
     pthread_mutex_unlock(&loader->lock);
@@ -313,7 +362,7 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     FST_TRY(wait_item(loader, item, timeout_ms, error));
     fsti_buffer *buffer;
     fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
-    fst_status status = fsti_tensor_make(loader, item_index, buffer, out, error);
+    fst_status status = make_tensor(loader, item_index, buffer, out, error);
     fsti_buffer_unref(buffer);
     FST_TRY(status);
     pthread_mutex_lock(&loader->lock);
@@ -323,54 +372,70 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     return FST_OK;
 }
 
-/// The model's index of a want's tensor.
-static fst_status want_index(const fst_loader *loader, const fsti_plan_want *want, size_t *index,
-                             fst_error *error) {
-    const fsti_header *header = loader->headers[want->file];
-    const fsti_tensor *tensor = &header->tensors[want->tensor];
-    *index = want->tensor;
-    if (loader->model->entries == NULL) return FST_OK;
-    return fsti_model_find(loader->model, fsti_header_name(header, tensor), tensor->name_size,
-                           index, error);
+/// Makes `pipeline` the one that cancelling the load reaches, too (NULL: none). FST_E_CANCELLED
+/// when that has happened already.
+static fst_status set_reload(fst_loader *loader, fsti_pipeline *pipeline, fst_error *error) {
+    pthread_mutex_lock(&loader->lock);
+    loader->reload = pipeline;
+    pthread_mutex_unlock(&loader->lock);
+    bool cancelled = pipeline != NULL && fsti_pipeline_cancelled(loader->pipeline, error);
+    return cancelled ? FST_E_CANCELLED : FST_OK;
 }
 
-/// Reads one item again, in a load of its own.
+/// Carries out a plan of one item: the same work as the load's, beside it.
+static fst_status run_reload(fst_loader *loader, const fsti_plan_want *want, const fsti_plan *plan,
+                             int64_t timeout_ms, fst_tensor **out, fst_error *error) {
+    fsti_job job = job_of(loader);
+    job.plan = plan;
+    job.budget_bytes = 0;
+    job.progress = NULL;
+    fsti_pipeline *pipeline;
+    FST_TRY(fsti_pipeline_open(&job, &pipeline, error));
+    fst_status status = set_reload(loader, pipeline, error);
+    if (status == FST_OK)
+        status = fsti_pipeline_wait(pipeline, 0, (uint32_t)plan->chunk_count, timeout_ms, error);
+    tensor_source source = {.plan = plan, .item = plan->items, .want = want};
+    if (status == FST_OK) {
+        fsti_pipeline_buffer(pipeline, 0, &source.buffer);
+        status = fsti_tensor_make(loader, &source, out, error);
+    }
+    fsti_buffer_unref(source.buffer);
+    (void)set_reload(loader, NULL, NULL);
+    fsti_pipeline_close(pipeline);
+    return status;
+}
+
+/// Reads one item that the stream has let go of, or not come to.
 static fst_status reload_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
                               fst_tensor **out, fst_error *error) {
     const fsti_plan_want *want = &loader->wants[item_index];
-    size_t tensor_index = 0;
-    FST_TRY(want_index(loader, want, &tensor_index, error));
-    fst_request_item item = {.tensor_index = tensor_index,
-                             .slice_begin = want->slice_begin,
-                             .slice_end = want->slice_end,
-                             .destination = want->destination,
-                             .destination_bytes = want->destination_bytes};
-    fst_load_options options = loader->options;
-    options.items = &item;
-    options.item_count = 1;
-    options.budget_bytes = 0;
-    options.progress = NULL;
-    options.mode = loader->mode;
-    fst_loader *single = NULL;
-    fst_status status = fsti_loader_open(loader->model, &options, &single, error);
-    if (status != FST_OK || single == NULL) return status;
-    status = fsti_loader_next(single, timeout_ms, out, error);
-    fsti_loader_close(single);
+    fsti_plan plan;
+    if (fsti_pipeline_cancelled(loader->pipeline, error)) return FST_E_CANCELLED;
+    FST_TRY(plan_wants(loader, want, 1, &plan, error));
+    fst_status status = run_reload(loader, want, &plan, timeout_ms, out, error);
+    fsti_plan_clear(&plan);
     return status;
 }
 
 fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeout_ms,
                             fst_tensor **out, fst_error *error) {
     const fsti_plan_item *item = &loader->plan.items[item_index];
+    uint32_t index = (uint32_t)item_index;
     fsti_buffer *buffer;
+    FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     // Holding the buffer keeps the bytes even if the stream lets go of them meanwhile. A batch
     // that is not admitted must not be waited for: its turn may never come while we wait.
-    bool held = fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
-    if (!held && item->size_bytes > 0 && loader->mode != FST_MODE_MAP)
-        return reload_item(loader, (uint32_t)item_index, timeout_ms, out, error);
+    fsti_batch_step step = fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
+    if (item->size_bytes > 0 && loader->mode != FST_MODE_MAP) {
+        bool has_place = item->destination != NULL;
+        // What is at its destination stays as the caller has left it.
+        if (step == BATCH_RELEASED && !has_place)
+            return reload_item(loader, index, timeout_ms, out, error);
+        if (step == BATCH_WAITING && (!has_place || fsti_pipeline_settle(loader->pipeline, index)))
+            return reload_item(loader, index, timeout_ms, out, error);
+    }
     fst_status status = wait_item(loader, item, timeout_ms, error);
-    if (status == FST_OK)
-        status = fsti_tensor_make(loader, (uint32_t)item_index, buffer, out, error);
+    if (status == FST_OK) status = make_tensor(loader, index, buffer, out, error);
     fsti_buffer_unref(buffer);
     return status;
 }
@@ -380,15 +445,8 @@ static fst_status index_items(fst_loader *loader, fst_error *error) {
     size_t count = loader->model->tensor_count;
     uint32_t *table = fsti_alloc_zeroed(count, sizeof *table);
     if (table == NULL) return fsti_error_memory(error, count * sizeof *table);
-    for (size_t i = loader->plan.item_count; i-- > 0;) {
-        size_t index = 0;
-        fst_status status = want_index(loader, &loader->wants[i], &index, error);
-        if (status != FST_OK) {
-            fsti_free(table);
-            return status;
-        }
-        table[index] = (uint32_t)i + 1;
-    }
+    for (size_t i = loader->plan.item_count; i-- > 0;)
+        table[loader->wants[i].tensor_index] = (uint32_t)i + 1;
     loader->item_of_tensor = table;
     return FST_OK;
 }
@@ -396,6 +454,7 @@ static fst_status index_items(fst_loader *loader, fst_error *error) {
 fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
                               int64_t timeout_ms, fst_tensor **out, fst_error *error) {
     size_t tensor_index = 0;
+    FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     FST_TRY(fsti_model_find(loader->model, name, name_size, &tensor_index, error));
     pthread_mutex_lock(&loader->lock);
     fst_status status = loader->item_of_tensor == NULL ? index_items(loader, error) : FST_OK;
@@ -411,7 +470,8 @@ fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_
                           "the request does not include the tensor");
 }
 
-void fsti_loader_stats(fst_loader *loader, fst_load_stats *stats) {
+fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_error *error) {
+    FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     size_t struct_size = stats->struct_size;
     memset(stats, 0, sizeof *stats);
     stats->struct_size = struct_size;
@@ -430,4 +490,5 @@ void fsti_loader_stats(fst_loader *loader, fst_load_stats *stats) {
     stats->wait_ns = loader->wait_ns;
     stats->bytes_copied += loader->bytes_aligned;
     pthread_mutex_unlock(&loader->lock);
+    return FST_OK;
 }

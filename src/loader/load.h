@@ -26,7 +26,8 @@ struct fst_loader {
     fst_allocator allocator;
     fsti_plan plan;
     fsti_pipeline *pipeline;
-    pthread_mutex_t lock; ///< for what follows
+    pthread_mutex_t lock;  ///< for what follows
+    fsti_pipeline *reload; ///< of an item that is read again now, or NULL
     size_t next_delivery;
     uint32_t next_batch;      ///< batches before it have been handed out
     uint32_t *item_of_tensor; ///< by tensor index, item + 1 or 0; made when a name is asked for
@@ -37,8 +38,15 @@ struct fst_loader {
 fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *options,
                                fst_error *error);
 
-/// Makes the tensor of an item whose bytes are in place. `buffer` may be NULL (a destination).
-fst_status fsti_tensor_make(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
-                            fst_tensor **out, fst_error *error);
+/// An item whose bytes are in place: the plan that brought them, and the buffer (NULL where the
+/// item has a destination).
+typedef struct tensor_source {
+    const fsti_plan *plan;
+    const fsti_plan_item *item;
+    const fsti_plan_want *want;
+    fsti_buffer *buffer;
+} tensor_source;
+fst_status fsti_tensor_make(fst_loader *loader, const tensor_source *source, fst_tensor **out,
+                            fst_error *error);
 
 #endif

@@ -36,7 +36,7 @@ fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_
                               int64_t timeout_ms, fst_tensor **out, fst_error *error);
 void fsti_loader_cancel(fst_loader *loader);
 void fsti_loader_close(fst_loader *loader);
-void fsti_loader_stats(fst_loader *loader, fst_load_stats *stats);
+fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_error *error);
 
 void fsti_tensor_view(const fst_tensor *tensor, fst_tensor_view *out);
 /// `target` has room for the tensor's bytes.

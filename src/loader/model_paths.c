@@ -50,11 +50,17 @@ static fst_status list_folder(const char *folder, const char *ending, model_path
     DIR *directory = opendir(folder);
     if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
     fst_status status = FST_OK;
-    const struct dirent *entry;
-    while (status == FST_OK && (entry = readdir(directory)) != NULL)
+    while (status == FST_OK) {
+        errno = 0;
+        const struct dirent *entry = readdir(directory);
+        // NULL is the end, or a failure that would leave files out without a word.
+        if (entry == NULL && errno != 0)
+            status = fsti_error_errno(error, errno, folder, "listing the folder");
+        if (entry == NULL) break;
         // Hidden files are somebody's unfinished downloads and saves.
         if (entry->d_name[0] != '.' && ends_with(entry->d_name, ending))
             status = push_path(out, folder, strlen(folder), entry->d_name, error);
+    }
     closedir(directory);
     if (status == FST_OK && out->count > 1)
         qsort(out->paths, out->count, sizeof *out->paths, compare_paths);

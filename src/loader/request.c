@@ -30,7 +30,8 @@ static fst_status select_tensors(fst_loader *loader, const fst_load_options *opt
             if (!fsti_plan_selects(&selection, &info)) continue;
         }
         model_entry entry = fsti_model_entry(model, i);
-        loader->wants[count++] = (fsti_plan_want){.file = entry.file, .tensor = entry.tensor};
+        loader->wants[count++] =
+            (fsti_plan_want){.file = entry.file, .tensor = entry.tensor, .tensor_index = i};
     }
     loader->plan.item_count = count;
     return FST_OK;
@@ -70,6 +71,7 @@ static fst_status copy_items(fst_loader *loader, const fst_load_options *options
         fsti_plan_want *want = &loader->wants[i];
         *want = (fsti_plan_want){.file = entry.file,
                                  .tensor = entry.tensor,
+                                 .tensor_index = item->tensor_index,
                                  .destination = item->destination,
                                  .destination_bytes = item->destination_bytes};
         uint32_t rank = item_rank(loader, item);

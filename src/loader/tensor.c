@@ -41,8 +41,7 @@ fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *e
 }
 
 typedef struct map_copy {
-    const fsti_plan *plan;
-    uint32_t item;
+    const tensor_source *source;
     const char *mapping;
     char *target;
 } map_copy;
@@ -50,9 +49,11 @@ typedef struct map_copy {
 /// Gathers a slice (or a misaligned tensor) out of a mapping.
 static void gather(void *context) {
     const map_copy *copy = context;
-    for (size_t i = 0; i < copy->plan->segment_count; i++) {
-        const fsti_plan_segment *segment = &copy->plan->segments[i];
-        if (segment->item != copy->item) continue;
+    const fsti_plan *plan = copy->source->plan;
+    const fsti_plan_item *item = copy->source->item;
+    for (size_t i = item->segment_first; i < item->segment_end; i++) {
+        const fsti_plan_segment *segment = &plan->segments[i];
+        if (&plan->items[segment->item] != item) continue;
         for (uint32_t run = 0; run < segment->run_count; run++)
             fsti_copy(copy->target + segment->item_offset + run * segment->run_bytes,
                       copy->mapping + segment->file_offset + run * segment->stride_bytes,
@@ -61,14 +62,12 @@ static void gather(void *context) {
 }
 
 /// Memory of its own for an item that a view can't serve.
-static fst_status copy_from_mapping(fst_loader *loader, uint32_t item_index, fsti_buffer **out,
-                                    fst_error *error) {
-    const fsti_plan_item *item = &loader->plan.items[item_index];
+static fst_status copy_from_mapping(fst_loader *loader, const tensor_source *source,
+                                    fsti_buffer **out, fst_error *error) {
+    const fsti_plan_item *item = source->item;
     FST_TRY(fsti_buffer_arena(item->size_bytes, out, error));
-    map_copy copy = {.plan = &loader->plan,
-                     .item = item_index,
-                     .mapping = loader->mappings[item->file],
-                     .target = (*out)->data};
+    map_copy copy = {
+        .source = source, .mapping = loader->mappings[item->file], .target = (*out)->data};
     // Without a guard a file that shrinks ends the process here; the header says so.
     bool guarded = !loader->options.no_sigbus_guard && fsti_io_guard_ready();
     bool good = true;
@@ -98,40 +97,36 @@ static bool is_viewable(const fst_loader *loader, const fsti_plan_item *item) {
            item->file_offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) == 0;
 }
 
-/// Finds the item's bytes. *buffer comes in as the batch's and goes out as what owns the bytes.
-static fst_status locate(fst_loader *loader, uint32_t item_index, fsti_buffer **buffer, char **data,
-                         fst_error *error) {
-    const fsti_plan_item *item = &loader->plan.items[item_index];
-    *data = NULL;
-    if (loader->mode != FST_MODE_MAP || item->size_bytes == 0) {
-        if (item->destination != NULL || item->size_bytes == 0 || *buffer == NULL) {
-            *data = item->destination;
-            *buffer = NULL;
-            return FST_OK;
-        }
-        *data = fsti_plan_item_address(item, (*buffer)->data);
-        fsti_buffer_ref(*buffer);
-        return FST_OK;
+/// Where the bytes are, and (a new reference to) what owns them; NULL: the caller does.
+static fst_status locate(fst_loader *loader, const tensor_source *source, fsti_buffer **owner,
+                         char **data, fst_error *error) {
+    const fsti_plan_item *item = source->item;
+    *owner = NULL;
+    *data = item->destination;
+    if (item->destination != NULL || item->size_bytes == 0) return FST_OK;
+    if (loader->mode != FST_MODE_MAP) {
+        *owner = fsti_buffer_ref(source->buffer);
+        *data = fsti_plan_item_address(item, source->buffer->data);
+    } else if (is_viewable(loader, item)) {
+        *owner = fsti_buffer_ref(loader->views[item->file]);
+        *data = (*owner)->data + item->file_offset;
+    } else {
+        FST_TRY(copy_from_mapping(loader, source, owner, error));
+        *data = (*owner)->data;
     }
-    if (is_viewable(loader, item)) {
-        *buffer = fsti_buffer_ref(loader->views[item->file]);
-        *data = (*buffer)->data + item->file_offset;
-        return FST_OK;
-    }
-    FST_TRY(copy_from_mapping(loader, item_index, buffer, error));
-    *data = (*buffer)->data;
     return FST_OK;
 }
 
-fst_status fsti_tensor_make(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
-                            fst_tensor **out, fst_error *error) {
-    const fsti_plan_item *item = &loader->plan.items[item_index];
+fst_status fsti_tensor_make(fst_loader *loader, const tensor_source *source, fst_tensor **out,
+                            fst_error *error) {
+    const fsti_plan_item *item = source->item;
     fsti_header *header = loader->model->files[item->file].header;
     const fsti_tensor *entry = &header->tensors[item->tensor];
-    bool is_slice = loader->wants[item_index].slice_begin != NULL;
+    bool is_slice = source->want->slice_begin != NULL;
     size_t shape_bytes = is_slice ? entry->rank * sizeof(uint64_t) : 0;
     char *data;
-    FST_TRY(locate(loader, item_index, &buffer, &data, error));
+    fsti_buffer *buffer;
+    FST_TRY(locate(loader, source, &buffer, &data, error));
     fst_tensor *tensor = fsti_alloc(sizeof *tensor + shape_bytes);
     if (tensor == NULL) {
         fsti_buffer_unref(buffer);
@@ -143,7 +138,7 @@ fst_status fsti_tensor_make(fst_loader *loader, uint32_t item_index, fsti_buffer
     if (is_slice && shape_bytes > 0) memcpy(tensor->slice_shape, item->shape, shape_bytes);
     tensor->view = (fst_tensor_view){.name = fsti_header_name(header, entry),
                                      .name_size = entry->name_size,
-                                     .dtype = loader->wants[item_index].dtype,
+                                     .dtype = source->want->dtype,
                                      .rank = entry->rank,
                                      .shape = is_slice ? tensor->slice_shape : item->shape,
                                      .size_bytes = item->size_bytes,

@@ -37,7 +37,7 @@ static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
     if (extent->segment_count == 0 || extent->file != file) return false;
     if (segment->file_offset < extent->end) return false;
     uint64_t gap = segment->file_offset - extent->end, end = segment_end(segment);
-    if (gap > build->rules->coalesce_gap_bytes) return false;
+    if (gap > build->gap_bytes) return false;
     if (linear != extent->linear || (linear && gap > FSTI_PLAN_PAGE_BYTES)) {
         // A large linear part is kept apart: scattering costs it the straight way to memory.
         // And a gap in a linear extent is a gap in memory: only small ones are worth it.
@@ -121,6 +121,9 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     for (size_t i = 0; i < extent->segment_count; i++) {
         const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
         fsti_plan_item *item = &plan->items[segment->item];
+        uint32_t number = (uint32_t)(extent->segment_first + i);
+        if (number < item->segment_first) item->segment_first = number;
+        item->segment_end = number + 1;
         uint64_t low = (segment->file_offset - origin) / step;
         uint64_t high = (segment_end(segment) - 1 - origin) / step;
         if (first + low < item->chunk_first) item->chunk_first = (uint32_t)(first + low);

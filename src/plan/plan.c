@@ -105,6 +105,18 @@ static fst_status build_batch(plan_build *build, uint32_t batch_index, uint32_t 
     return fsti_plan_build_extents(build, batch_index, segment_first);
 }
 
+static fst_status size_chunks(plan_build *build) {
+    fsti_plan *plan = build->plan;
+    uint64_t bytes = plan->bytes_requested, limit = build->rules->chunk_bytes_max;
+    plan->chunk_bytes =
+        bytes < FSTI_PLAN_SMALL_REQUEST_BYTES ? FSTI_PLAN_SMALL_CHUNK_BYTES : FSTI_PLAN_CHUNK_BYTES;
+    if (limit != 0) plan->chunk_bytes = fsti_min(plan->chunk_bytes, limit);
+    if (bytes / plan->chunk_bytes <= FSTI_PLAN_CHUNK_COUNT_MAX) return FST_OK;
+    if (limit != 0) return fsti_error_memory(build->error, bytes);
+    while (bytes / plan->chunk_bytes > FSTI_PLAN_CHUNK_COUNT_MAX) plan->chunk_bytes *= 2;
+    return FST_OK;
+}
+
 static fst_status build_plan(plan_build *build) {
     fsti_plan *plan = build->plan;
     size_t count = plan->item_count;
@@ -118,11 +130,10 @@ static fst_status build_plan(plan_build *build) {
     if (status == FST_OK) {
         for (size_t i = 0; i < count; i++) plan->delivery[i] = (uint32_t)i;
         if (build->rules->order == FST_ORDER_FILE) sort_indices(plan, plan->delivery, count);
-        plan->chunk_bytes = plan->bytes_requested < FSTI_PLAN_SMALL_REQUEST_BYTES
-                                ? FSTI_PLAN_SMALL_CHUNK_BYTES
-                                : FSTI_PLAN_CHUNK_BYTES;
-        if (build->rules->chunk_bytes_max != 0)
-            plan->chunk_bytes = fsti_min(plan->chunk_bytes, build->rules->chunk_bytes_max);
+        status = size_chunks(build);
+    }
+    if (status == FST_OK) {
+        build->gap_bytes = fsti_min(build->rules->coalesce_gap_bytes, plan->chunk_bytes - 1);
         status = cut_batches(build);
     }
     for (uint32_t i = 0; status == FST_OK && i < plan->batch_count; i++)

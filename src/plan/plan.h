@@ -22,6 +22,8 @@
 #define FSTI_PLAN_CHUNK_BYTES ((uint64_t)8 << 20)
 #define FSTI_PLAN_SMALL_CHUNK_BYTES ((uint64_t)2 << 20)
 #define FSTI_PLAN_SMALL_REQUEST_BYTES ((uint64_t)128 << 20)
+/// A file of holes may have any size: its plan must not. 16 TiB to memory are refused.
+#define FSTI_PLAN_CHUNK_COUNT_MAX ((uint64_t)1 << 21)
 /// File offset and buffer offset of a linear extent agree modulo this (direct I/O wants it).
 #define FSTI_PLAN_PAGE_BYTES 4096u
 /// Alignment of tensors that are placed one by one.
@@ -35,22 +37,24 @@ typedef struct fsti_plan_want {
     const uint64_t *slice_end;
     void *destination; ///< NULL: the batch's buffer
     uint64_t destination_bytes;
-    fst_dtype dtype; ///< what its elements become: the tensor's own, or one it converts to
+    fst_dtype dtype;     ///< what its elements become: the tensor's own, or one it converts to
+    size_t tensor_index; ///< the asker's own number of the tensor; the plan does not look at it
 } fsti_plan_want;
 
 typedef struct fsti_plan_rules {
     fst_order order;
-    uint64_t batch_bytes_max; ///< UINT64_MAX: a batch a file
-    uint64_t coalesce_gap_bytes;
-    uint64_t chunk_bytes_max; ///< a power of two; 0: FSTI_PLAN_CHUNK_BYTES
+    uint64_t batch_bytes_max;    ///< UINT64_MAX: a batch a file
+    uint64_t coalesce_gap_bytes; ///< less than a chunk counts: no chunk is a gap alone
+    uint64_t chunk_bytes_max;    ///< a power of two; 0: views, whose chunks may be of any size
 } fsti_plan_rules;
 
 typedef struct fsti_plan_item {
     uint32_t file, tensor, batch;
-    uint32_t chunk_first, chunk_end; ///< chunks that hold its bytes: first <= c < end
-    uint64_t size_bytes;             ///< as it comes to memory
-    uint64_t source_bytes;           ///< as it lies in the file
-    uint64_t buffer_offset;          ///< in the batch's buffer; unused with a destination
+    uint32_t chunk_first, chunk_end;     ///< chunks that hold its bytes: first <= c < end
+    uint32_t segment_first, segment_end; ///< all of its segments are among these
+    uint64_t size_bytes;                 ///< as it comes to memory
+    uint64_t source_bytes;               ///< as it lies in the file
+    uint64_t buffer_offset;              ///< in the batch's buffer; unused with a destination
     void *destination;
     const uint64_t *shape; ///< of the slice, or the header's
     fsti_conversion conversion;

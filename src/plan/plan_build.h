@@ -11,6 +11,7 @@ typedef struct plan_build {
     const fsti_plan_want *wants;
     const fsti_plan_rules *rules;
     fst_error *error;
+    uint64_t gap_bytes; ///< read over, at most
     size_t segment_capacity, extent_capacity, chunk_capacity, batch_capacity;
 } plan_build;
 

@@ -14,6 +14,12 @@ static fst_status want_failure(const plan_build *build, const fsti_plan_want *wa
     return fsti_error_set(build->error, status, place, "%s", what);
 }
 
+/// More than any address space has.
+#define PLAN_BYTES_MAX ((uint64_t)1 << 62)
+
+/// Slices count in bits.
+#define SLICED_BYTES_MAX ((uint64_t)1 << 60)
+
 /// The slice's shape and element count.
 static fst_status resolve_slice(const plan_build *build, const fsti_plan_want *want,
                                 uint64_t *shape, uint64_t *element_count) {
@@ -44,6 +50,7 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
         (fsti_plan_item){.file = want->file,
                          .tensor = want->tensor,
                          .chunk_first = UINT32_MAX,
+                         .segment_first = UINT32_MAX,
                          .destination = want->destination,
                          .source_bytes = tensor->end - tensor->begin,
                          .conversion = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype),
@@ -51,6 +58,9 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
                          .shape = fsti_header_shape(header, tensor)};
     if (!is_whole(want)) {
         uint64_t element_count;
+        if (item->source_bytes > SLICED_BYTES_MAX)
+            return want_failure(build, want, FST_E_VALIDATION_OVERFLOW,
+                                "the tensor is too large to be sliced");
         item->shape = *shapes;
         FST_TRY(resolve_slice(build, want, *shapes, &element_count));
         *shapes += tensor->rank;
@@ -58,18 +68,24 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
             return want_failure(build, want, FST_E_MISALIGNED_SLICE,
                                 "slice does not hold whole bytes");
     }
-    // Bytes of the file to bytes in memory; both were checked to be whole, and neither overflows:
-    // a conversion makes at most 16 bytes of one, and files are below 2^60.
+    // Bytes of the file to bytes in memory; both were checked to be whole. A conversion makes up to
+    // 16 bytes of one, and a file of holes may have 2^60.
     uint32_t unit_bytes = item->conversion.from_bytes;
     item->size_bytes = item->source_bytes;
     if (item->is_converted) {
         if (item->source_bytes % unit_bytes != 0)
             return want_failure(build, want, FST_E_MISALIGNED_SLICE,
                                 "the elements do not pair up to whole bytes");
-        item->size_bytes = item->source_bytes / unit_bytes * item->conversion.to_bytes;
+        if (!fsti_mul(item->source_bytes / unit_bytes, item->conversion.to_bytes,
+                      &item->size_bytes))
+            return want_failure(build, want, FST_E_VALIDATION_OVERFLOW,
+                                "the converted tensor's size overflows");
     }
     if (want->destination != NULL && want->destination_bytes != item->size_bytes)
         return want_failure(build, want, FST_E_ARGUMENT, "destination has the wrong size");
+    // Sums of sizes, page ends included, must not wrap either.
+    if (item->size_bytes > PLAN_BYTES_MAX - build->plan->bytes_requested)
+        return want_failure(build, want, FST_E_VALIDATION_OVERFLOW, "the request's size overflows");
     build->plan->bytes_requested += item->size_bytes;
     return FST_OK;
 }
@@ -99,7 +115,7 @@ static fst_status push_segment(plan_build *build, const fsti_plan_segment *segme
 
 /// Rows too far apart to be read as one become segments of their own.
 static fst_status push_rows(plan_build *build, const fsti_plan_segment *rows) {
-    bool dense = rows->stride_bytes - rows->run_bytes <= build->rules->coalesce_gap_bytes;
+    bool dense = rows->stride_bytes - rows->run_bytes <= build->gap_bytes;
     if (rows->run_count == 1 || dense) return push_segment(build, rows);
     fsti_plan_segment row = *rows;
     row.run_count = 1;

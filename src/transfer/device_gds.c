@@ -60,7 +60,7 @@ bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     if (pipeline->reads_far == NULL || !extent->linear) return false;
-    if (pipeline->chunks[chunk].kind == KIND_RESIDENT && pipeline->job.gds != FST_GDS_STRICT)
+    if (pipeline->chunks[chunk].is_resident && pipeline->job.gds != FST_GDS_STRICT)
         return false; // the page cache is nearer
     // Memory of the caller's may lie anywhere; the buffer's own keeps step with the file's pages.
     const char *data = pipeline->batches[extent->batch].buffer->data;
@@ -93,6 +93,7 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     page_range pages = whole_pages(&plan->chunks[chunk]);
     uint64_t at = pages.begin, end = pages.end;
+    uint32_t retries = 0;
     while (at < end && !atomic_load(&pipeline->stop)) {
         fsti_io_op op = {.file = pipeline->job.files[extent->file],
                          .offset = at,
@@ -103,7 +104,8 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
         fsti_io_engine_gds.reap(engine_lane);
         counts->read_ns += fsti_now_ns() - start_ns;
         counts->read_count++;
-        if (op.result == -EINTR || op.result == -EAGAIN) continue;
+        if ((op.result == -EINTR || op.result == -EAGAIN) && retries++ < FSTI_READ_RETRIES_MAX)
+            continue;
         uint64_t got = op.result < 0 ? 0 : (uint64_t)op.result;
         at += at + got >= end ? end - at : fsti_align_down(got, FSTI_IO_PAGE_BYTES);
         if (got < FSTI_IO_PAGE_BYTES) break;

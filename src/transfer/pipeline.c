@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /// A job this small is done by the caller: threads would cost more than they save.
 #define INLINE_BYTES_MAX ((uint64_t)1 << 20)
@@ -36,6 +37,36 @@ static fst_status choose_engines(fsti_pipeline *pipeline, fst_error *error) {
         chosen_file = file;
     }
     return FST_OK;
+}
+
+const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
+    const fsti_io_choice *choice = &pipeline->choices[file];
+    if (pipeline->chunks[chunk].is_resident || pipeline->job.engine != FST_ENGINE_AUTO)
+        return choice->resident;
+    switch (atomic_load_explicit(&pipeline->demotions[file], memory_order_relaxed)) {
+    case DEMOTED_FROM_RING: return &fsti_io_engine_direct;
+    case DEMOTED_TO_CACHE: return &fsti_io_engine_pread;
+    default: return choice->absent;
+    }
+}
+
+bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, file_demotion demotion,
+                          int os_errno) {
+    if (pipeline->job.engine != FST_ENGINE_AUTO) return false;
+    pthread_mutex_lock(&pipeline->lock);
+    if (atomic_load(&pipeline->demotions[file]) < demotion) {
+        atomic_store(&pipeline->demotions[file], (unsigned char)demotion);
+        snprintf(pipeline->demotion_reason, sizeof pipeline->demotion_reason, ", then by %s: %s",
+                 demotion == DEMOTED_TO_CACHE ? "pread, as a direct read failed"
+                                              : "direct, as io_uring failed",
+                 strerror(os_errno));
+    }
+    pipeline->is_demoted = true;
+    pthread_cond_broadcast(&pipeline->work_changed);
+    pthread_mutex_unlock(&pipeline->lock);
+    return true;
 }
 
 /// One lane keeps a disk busy; more serve arrays of them where there are processors to copy.
@@ -119,8 +150,12 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
     pipeline->chunks = fsti_alloc_zeroed(plan->chunk_count, sizeof *pipeline->chunks);
     pipeline->batches = fsti_alloc_zeroed(plan->batch_count, sizeof *pipeline->batches);
     pipeline->threads = fsti_alloc_zeroed(THREAD_COUNT_MAX, sizeof *pipeline->threads);
+    pipeline->demotions = fsti_alloc_zeroed(file_count, sizeof *pipeline->demotions);
+    if (pipeline->job.budget_bytes != 0)
+        pipeline->settled = fsti_alloc_zeroed(plan->item_count, sizeof *pipeline->settled);
     if (pipeline->choices == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
-        pipeline->threads == NULL)
+        pipeline->threads == NULL || pipeline->demotions == NULL ||
+        (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
     if (pipeline->job.mappings == NULL) FST_TRY(choose_engines(pipeline, error));
     if (pipeline->job.device != NULL && !pipeline->job.locks_memory) {
@@ -164,6 +199,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     if (pipeline == NULL) return fsti_error_memory(error, sizeof *pipeline);
     pipeline->job = *job;
     pipeline->started_ns = fsti_now_ns();
+    pipeline->owner_pid = getpid();
     init_locks(pipeline);
     fst_status status = prepare(pipeline, count_files(job->plan), error);
     bool has_work = job->mappings == NULL || job->populate;
@@ -197,20 +233,43 @@ void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
     fsti_pipeline_fail(pipeline, &error);
 }
 
-void fsti_pipeline_close(fsti_pipeline *pipeline) {
-    if (pipeline == NULL) return;
+fst_status fsti_pipeline_check_owner(const fsti_pipeline *pipeline, fst_error *error) {
+    if (pipeline->owner_pid == getpid()) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "the loader was opened before fork(), and its threads are the parent's: "
+                          "open one in this process");
+}
+
+bool fsti_pipeline_cancelled(fsti_pipeline *pipeline, fst_error *error) {
+    pthread_mutex_lock(&pipeline->lock);
+    bool cancelled = pipeline->has_failed && pipeline->error.status == FST_E_CANCELLED;
+    if (cancelled && error != NULL) *error = pipeline->error;
+    pthread_mutex_unlock(&pipeline->lock);
+    return cancelled;
+}
+
+/// Ends the threads and what they share.
+static void stop_work(fsti_pipeline *pipeline) {
     fsti_pipeline_cancel(pipeline);
     for (uint32_t i = 0; i < pipeline->threads_started; i++)
         pthread_join(pipeline->threads[i], NULL);
     fsti_device_lane_close(pipeline); // before the memory that copies go to
-    if (pipeline->batches != NULL)
-        for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
-            fsti_buffer_unref(pipeline->batches[i].buffer);
     pthread_cond_destroy(&pipeline->work_changed);
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
     pthread_mutex_destroy(&pipeline->progress_lock);
+}
+
+void fsti_pipeline_close(fsti_pipeline *pipeline) {
+    if (pipeline == NULL) return;
+    // A fork's child has neither the threads nor a way to know which locks they held.
+    if (fsti_pipeline_check_owner(pipeline, NULL) == FST_OK) stop_work(pipeline);
+    if (pipeline->batches != NULL)
+        for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
+            fsti_buffer_unref(pipeline->batches[i].buffer);
     fsti_free(pipeline->choices);
+    fsti_free(pipeline->demotions);
+    fsti_free(pipeline->settled);
     fsti_free(pipeline->reads_far);
     fsti_free(pipeline->chunks);
     fsti_free(pipeline->batches);
@@ -294,8 +353,8 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
             fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
         char device[288];
         fsti_device_lane_explain(pipeline, device, sizeof device);
-        snprintf(stats->reason, sizeof stats->reason, "%.200s%s%.280s%s",
-                 pipeline->choices[file].reason, ring, device,
+        snprintf(stats->reason, sizeof stats->reason, "%.160s%.100s%.90s%.120s%s",
+                 pipeline->choices[file].reason, pipeline->demotion_reason, ring, device,
                  !pipeline->is_placed                        ? ""
                  : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
                                                              : ", memory of the local node");

@@ -4,28 +4,35 @@
 #define FSTI_PIPELINE_H
 
 #include <pthread.h>
+#include <sys/types.h>
 
 #include "transfer.h"
 
-/// What is done with a chunk that is not in the page cache, and with one that is.
-typedef enum chunk_kind { KIND_ABSENT, KIND_RESIDENT, KIND_COUNT } chunk_kind;
+/// Who works on a chunk: one that a ring keeps in flight, or any thread, with calls that block
+/// (copies from a mapping, plain reads).
+typedef enum chunk_queue { QUEUE_RING, QUEUE_BLOCKING, QUEUE_COUNT } chunk_queue;
+
+/// How far a file's route past the page cache has been given up.
+typedef enum file_demotion {
+    DEMOTED_NOT,
+    DEMOTED_FROM_RING, ///< direct reads that block
+    DEMOTED_TO_CACHE,  ///< reads through the page cache
+} file_demotion;
 
 /// A chunk's way: each step is one store, seen by waiting threads without a lock.
 enum { CHUNK_PENDING, CHUNK_TAKEN, CHUNK_DONE };
 
 typedef struct chunk_state {
     atomic_uchar step;
-    uint8_t kind;
-    uint8_t is_populated; ///< its place in the buffer has been made by a helper
+    uint8_t queue;        ///< chunk_queue
+    bool is_resident;     ///< in the page cache when its batch was admitted
     uint8_t way;          ///< fst_ring, of chunks that a ring reads
     uint16_t blocks_left; ///< used by the one worker that took it
     uint8_t slot;         ///< of the device's ring
 } chunk_state;
 
-typedef enum batch_step { BATCH_WAITING, BATCH_ADMITTED, BATCH_RELEASED } batch_step;
-
 typedef struct batch_state {
-    batch_step step;
+    fsti_batch_step step;
     fsti_buffer *buffer; ///< NULL when all its items have destinations
 } batch_state;
 
@@ -43,7 +50,10 @@ typedef struct device_lane device_lane;
 struct fsti_pipeline {
     fsti_job job;
     device_lane *device_lane; ///< NULL: memory that the processors write to
+    pid_t owner_pid;          ///< threads and locks are not there in a fork's child
     fsti_io_choice *choices;  ///< by file
+    atomic_uchar *demotions;  ///< by file: file_demotion
+    atomic_bool *settled;     ///< by item: its destination is the caller's again. NULL: none can be
     atomic_bool *reads_far;   ///< by file: absent chunks go straight to the device (or NULL)
     char gds_reason[160];     ///< why, or why not
     chunk_state *chunks;
@@ -52,11 +62,14 @@ struct fsti_pipeline {
     uint32_t thread_count, threads_started;
     uint32_t lane_count; ///< workers that keep many reads in flight; the others copy
 
-    pthread_mutex_t lock; ///< for everything below
+    pthread_mutex_t lock; ///< for everything below, but for what is atomic
     pthread_cond_t work_changed, chunk_finished;
     uint32_t batches_admitted;
-    uint32_t chunk_limit;        ///< chunks of admitted batches
-    uint32_t cursor[KIND_COUNT]; ///< no pending chunk of that kind before it
+    bool is_admitting; ///< somebody makes the next batch's memory, without the lock
+    bool is_demoted;   ///< a file was: rings no longer read all that is theirs
+    char demotion_reason[160];
+    uint32_t chunk_limit;         ///< chunks of admitted batches
+    uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue before it
     uint32_t populate_cursor;
     uint32_t chunks_done, chunks_taken, chunks_resident;
     size_t items_done, item_cursor;
@@ -72,14 +85,19 @@ struct fsti_pipeline {
 /// Records the first failure and stops the work.
 void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 
-/// Gives memory to the batches that the budget allows now.
+/// Gives memory to the batches that the budget allows now. No lock is held while memory is made:
+/// an allocator of the caller's may take its time, and may ask the loader.
 void fsti_pipeline_admit(fsti_pipeline *pipeline);
 
-/// A pending chunk for a worker: of `preferred` kind first, the other kind if `may_steal`. With
-/// `block` it waits for memory to be admitted. UINT32_MAX: none now, or none any more.
-/// *populate is a chunk whose place a helper should make instead, or UINT32_MAX.
+/// Gives up a file's route past the page cache from now on. False where the engine was asked for.
+bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, file_demotion demotion,
+                          int os_errno);
+
+/// A pending chunk for a worker: of the `preferred` queue first, the other if `may_steal` or when
+/// rings have been given up. With `block` it waits for memory to be admitted. UINT32_MAX: none now,
+/// or none any more. *populate is a chunk whose place a helper should make instead, or UINT32_MAX.
 typedef struct chunk_wish {
-    chunk_kind preferred;
+    chunk_queue preferred;
     bool may_steal, block, may_populate;
 } chunk_wish;
 uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate);
@@ -128,6 +146,9 @@ fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
 /// ", through 64 MiB of locked memory, .." for the statistics.
 void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t size);
 
+/// A read that is interrupted or told to come again (EINTR, EAGAIN) this often in a row has failed.
+#define FSTI_READ_RETRIES_MAX 200u
+
 /// Where a chunk's bytes in its slot begin in the file.
 static inline uint64_t fsti_chunk_origin(const fsti_plan_chunk *chunk) {
     return fsti_align_down(chunk->begin, FSTI_IO_PAGE_BYTES);
@@ -143,14 +164,8 @@ void fsti_ring_explain(uint64_t device, char *text, size_t size);
 /// For tests: forgets all measurements.
 void fsti_ring_forget(void);
 
-/// The engine that reads a chunk.
-static inline const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline,
-                                                         uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_io_choice *choice =
-        &pipeline->choices[plan->extents[plan->chunks[chunk].extent].file];
-    return pipeline->chunks[chunk].kind == KIND_RESIDENT ? choice->resident : choice->absent;
-}
+/// The engine that reads a chunk, as things are now.
+const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32_t chunk);
 
 /// Puts the bytes [begin, end) of an extent, found at `source`, where they belong. Where the extent
 /// converts, up to FSTI_PLAN_UNIT_BYTES_MAX - 1 bytes more must be at `source`.
@@ -160,6 +175,7 @@ typedef struct scatter_order {
     char *buffer; ///< of the extent's batch; NULL when all its items have destinations
     const char *source;
     uint64_t begin, end;
+    const atomic_bool *settled; ///< by item: not to be touched; NULL: none
     /// NULL, or who brings the parts of items to their places instead (a device)
     void (*emit)(void *context, const fsti_plan_item *item, char *target, const char *source,
                  uint64_t size);

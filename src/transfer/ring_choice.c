@@ -26,6 +26,9 @@ static struct {
     size_t count;
 } known = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static pthread_once_t known_once = PTHREAD_ONCE_INIT;
+static void register_known(void) { fsti_fork_lock(&known.lock); }
+
 /// The entry of a device, made if there is room. The lock is held.
 static device_speed *find_device(uint64_t device) {
     for (size_t i = 0; i < known.count; i++)
@@ -36,6 +39,7 @@ static device_speed *find_device(uint64_t device) {
 }
 
 fst_ring fsti_ring_choose(uint64_t device) {
+    pthread_once(&known_once, register_known);
     pthread_mutex_lock(&known.lock);
     device_speed *speed = find_device(device);
     fst_ring way = FST_RING_PLACE;

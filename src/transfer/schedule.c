@@ -5,39 +5,40 @@
 /// How far a helper makes pages ahead of the reads.
 #define POPULATE_AHEAD_CHUNKS 8u
 
-/// Classifies a chunk by what the page cache holds of it now.
-static void classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
+/// Classifies a chunk by what the page cache holds of it now. True when it is resident.
+static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_chunk *chunk = &plan->chunks[index];
     uint32_t file_index = plan->extents[chunk->extent].file;
     const fsti_io_choice *choice = &pipeline->choices[file_index];
     chunk_state *state = &pipeline->chunks[index];
-    state->kind = KIND_ABSENT;
-    bool matters = choice->absent != choice->resident || pipeline->job.populate;
-    if (!matters) return;
-    uint64_t resident; // 0 where the system does not tell: what is not known is read
-    fsti_file_resident(pipeline->job.files[file_index], chunk->begin, chunk->end, &resident);
-    if (2 * resident >= chunk->end - chunk->begin) {
-        state->kind = KIND_RESIDENT;
-        pipeline->chunks_resident++;
+    state->is_resident = false;
+    if (choice->absent != choice->resident || pipeline->job.populate) {
+        uint64_t resident; // 0 where the system does not tell: what is not known is read
+        fsti_file_resident(pipeline->job.files[file_index], chunk->begin, chunk->end, &resident);
+        state->is_resident = 2 * resident >= chunk->end - chunk->begin;
     }
+    const fsti_io_engine *engine = fsti_pipeline_engine(pipeline, index);
+    state->queue = engine != NULL && engine->is_async ? QUEUE_RING : QUEUE_BLOCKING;
+    return state->is_resident;
 }
 
-static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
-                              fsti_buffer **out, fst_error *error) {
+/// *placed: it was given a NUMA policy.
+static fst_status make_buffer(const fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+                              fsti_buffer **out, bool *placed, fst_error *error) {
+    const fsti_job *job = &pipeline->job;
     *out = NULL;
-    if (batch->buffer_bytes == 0 || pipeline->job.mappings != NULL) return FST_OK;
-    if (pipeline->job.allocator != NULL)
-        return fsti_buffer_foreign(pipeline->job.allocator, batch->buffer_bytes,
-                                   pipeline->job.device, out, error);
-    if (pipeline->job.locks_memory)
-        return fsti_buffer_registered(pipeline->job.device, batch->buffer_bytes, out, error);
-    if (pipeline->job.device != NULL)
-        return fsti_buffer_device(pipeline->job.device, batch->buffer_bytes, out, error);
+    *placed = false;
+    if (batch->buffer_bytes == 0 || job->mappings != NULL) return FST_OK;
+    if (job->allocator != NULL)
+        return fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error);
+    if (job->locks_memory)
+        return fsti_buffer_registered(job->device, batch->buffer_bytes, out, error);
+    if (job->device != NULL)
+        return fsti_buffer_device(job->device, batch->buffer_bytes, out, error);
     FST_TRY(fsti_buffer_arena(batch->buffer_bytes, out, error));
     // Pages that are there already stay where they are.
-    if ((*out)->is_fresh && fsti_numa_place((*out)->data, (*out)->size_bytes, pipeline->job.numa))
-        pipeline->is_placed = true;
+    *placed = (*out)->is_fresh && fsti_numa_place((*out)->data, (*out)->size_bytes, job->numa);
     return FST_OK;
 }
 
@@ -49,39 +50,52 @@ static bool fits_budget(const fsti_pipeline *pipeline, const fsti_plan_batch *ba
            bytes <= budget - fsti_min(budget, pipeline->bytes_in_flight);
 }
 
-/// Admits batches while memory allows. The lock is held.
-static void admit_batches(fsti_pipeline *pipeline) {
-    const fsti_plan *plan = pipeline->job.plan;
-    while (pipeline->batches_admitted < plan->batch_count && !pipeline->has_failed) {
-        const fsti_plan_batch *batch = &plan->batches[pipeline->batches_admitted];
-        batch_state *state = &pipeline->batches[pipeline->batches_admitted];
-        fst_error error;
-        if (!fits_budget(pipeline, batch)) return;
-        if (make_buffer(pipeline, batch, &state->buffer, &error) != FST_OK) {
-            pipeline->error = error;
-            pipeline->has_failed = true;
-            atomic_store(&pipeline->stop, true);
-            pthread_cond_broadcast(&pipeline->chunk_finished);
-            return;
-        }
-        uint64_t bytes = state->buffer == NULL ? 0 : state->buffer->size_bytes;
-        pipeline->bytes_allocated += bytes;
-        pipeline->bytes_in_flight += bytes;
-        pipeline->bytes_peak = fsti_max(pipeline->bytes_peak, pipeline->bytes_in_flight);
-        for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++)
-            classify_chunk(pipeline, i);
-        state->step = BATCH_ADMITTED;
-        pipeline->chunk_limit = batch->chunk_end;
-        pipeline->batches_admitted++;
-    }
+/// Publishes a batch whose memory is there. The lock is held.
+static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t resident_count) {
+    batch_state *state = &pipeline->batches[pipeline->batches_admitted];
+    uint64_t bytes = buffer == NULL ? 0 : buffer->size_bytes;
+    pipeline->bytes_allocated += bytes;
+    pipeline->bytes_in_flight += bytes;
+    pipeline->bytes_peak = fsti_max(pipeline->bytes_peak, pipeline->bytes_in_flight);
+    pipeline->chunks_resident += resident_count;
+    state->buffer = buffer;
+    state->step = BATCH_ADMITTED;
+    pipeline->chunk_limit = pipeline->job.plan->batches[pipeline->batches_admitted].chunk_end;
+    pipeline->batches_admitted++;
+    pthread_cond_broadcast(&pipeline->work_changed);
 }
 
-/// The next pending chunk of a kind among the admitted ones, or UINT32_MAX. The lock is held.
-static uint32_t find_pending(fsti_pipeline *pipeline, chunk_kind kind) {
-    uint32_t *cursor = &pipeline->cursor[kind];
+/// Admits the next batch if memory allows. The lock is held, but not while memory is made.
+static bool admit_batch(fsti_pipeline *pipeline) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_batch *batch = &plan->batches[pipeline->batches_admitted];
+    if (pipeline->is_admitting || pipeline->batches_admitted == plan->batch_count ||
+        pipeline->has_failed || !fits_budget(pipeline, batch))
+        return false;
+    pipeline->is_admitting = true;
+    pthread_mutex_unlock(&pipeline->lock);
+    fsti_buffer *buffer;
+    bool placed;
+    uint32_t resident_count = 0;
+    fst_error error;
+    fst_status status = make_buffer(pipeline, batch, &buffer, &placed, &error);
+    if (status != FST_OK) fsti_pipeline_fail(pipeline, &error);
+    for (uint32_t i = batch->chunk_first; i < batch->chunk_end && status == FST_OK; i++)
+        resident_count += classify_chunk(pipeline, i);
+    pthread_mutex_lock(&pipeline->lock);
+    pipeline->is_admitting = false;
+    if (status != FST_OK) return false;
+    pipeline->is_placed |= placed;
+    publish_batch(pipeline, buffer, resident_count);
+    return true;
+}
+
+/// The next pending chunk of a queue among the admitted ones, or UINT32_MAX. The lock is held.
+static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
+    uint32_t *cursor = &pipeline->cursor[queue];
     for (; *cursor < pipeline->chunk_limit; ++*cursor) {
         const chunk_state *state = &pipeline->chunks[*cursor];
-        if (state->kind == kind &&
+        if (state->queue == queue &&
             atomic_load_explicit(&state->step, memory_order_relaxed) == CHUNK_PENDING)
             return *cursor;
     }
@@ -92,14 +106,14 @@ static uint32_t find_pending(fsti_pipeline *pipeline, chunk_kind kind) {
 static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t *cursor = &pipeline->populate_cursor;
-    uint32_t reads_at = pipeline->cursor[KIND_ABSENT];
+    uint32_t reads_at = pipeline->cursor[QUEUE_RING];
     if (*cursor < reads_at) *cursor = reads_at;
     uint32_t limit = (uint32_t)fsti_min(pipeline->chunk_limit, reads_at + POPULATE_AHEAD_CHUNKS);
     while (*cursor < limit) {
         uint32_t index = (*cursor)++;
         const fsti_plan_extent *extent = &plan->extents[plan->chunks[index].extent];
         const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
-        if (pipeline->chunks[index].kind == KIND_ABSENT && extent->linear && buffer != NULL &&
+        if (pipeline->chunks[index].queue == QUEUE_RING && extent->linear && buffer != NULL &&
             buffer->is_fresh)
             return index;
     }
@@ -108,8 +122,8 @@ static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
 
 static uint32_t take_now(fsti_pipeline *pipeline, const chunk_wish *wish) {
     uint32_t chunk = find_pending(pipeline, wish->preferred);
-    if (chunk == UINT32_MAX && wish->may_steal) {
-        chunk_kind other = wish->preferred == KIND_ABSENT ? KIND_RESIDENT : KIND_ABSENT;
+    if (chunk == UINT32_MAX && (wish->may_steal || pipeline->is_demoted)) {
+        chunk_queue other = wish->preferred == QUEUE_RING ? QUEUE_BLOCKING : QUEUE_RING;
         chunk = find_pending(pipeline, other);
     }
     if (chunk == UINT32_MAX) return chunk;
@@ -122,7 +136,7 @@ static uint32_t take_now(fsti_pipeline *pipeline, const chunk_wish *wish) {
 
 void fsti_pipeline_admit(fsti_pipeline *pipeline) {
     pthread_mutex_lock(&pipeline->lock);
-    admit_batches(pipeline);
+    while (admit_batch(pipeline)) continue;
     pthread_mutex_unlock(&pipeline->lock);
 }
 
@@ -131,7 +145,7 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *
     *populate = UINT32_MAX;
     pthread_mutex_lock(&pipeline->lock);
     while (!atomic_load(&pipeline->stop)) {
-        admit_batches(pipeline);
+        while (admit_batch(pipeline)) continue;
         chunk = take_now(pipeline, &wish);
         if (chunk != UINT32_MAX) break;
         if (wish.may_populate) *populate = find_unpopulated(pipeline);
@@ -232,12 +246,22 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     report_progress(pipeline);
 }
 
-bool fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out) {
+fsti_batch_step fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out) {
     pthread_mutex_lock(&pipeline->lock);
-    bool admitted = pipeline->batches[batch].step == BATCH_ADMITTED;
-    *out = admitted ? fsti_buffer_ref(pipeline->batches[batch].buffer) : NULL;
+    fsti_batch_step step = pipeline->batches[batch].step;
+    *out = step == BATCH_ADMITTED ? fsti_buffer_ref(pipeline->batches[batch].buffer) : NULL;
     pthread_mutex_unlock(&pipeline->lock);
-    return admitted;
+    return step;
+}
+
+bool fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item) {
+    pthread_mutex_lock(&pipeline->lock);
+    const batch_state *state = &pipeline->batches[pipeline->job.plan->items[item].batch];
+    // Somebody may be making its memory now: its chunks are taken after this lock.
+    bool waits = state->step == BATCH_WAITING && pipeline->settled != NULL;
+    if (waits) atomic_store(&pipeline->settled[item], true);
+    pthread_mutex_unlock(&pipeline->lock);
+    return waits;
 }
 
 void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch) {

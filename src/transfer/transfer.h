@@ -10,6 +10,10 @@
 #include "io/io.h"
 #include "plan/plan.h"
 
+/// Files, plans and memory must mean the same page.
+_Static_assert(FSTI_IO_PAGE_BYTES == FSTI_PLAN_PAGE_BYTES, "reads and plans agree");
+_Static_assert(FSTI_IO_PAGE_BYTES == FSTI_BUFFER_ALIGNMENT, "reads and buffers agree");
+
 typedef struct fsti_pipeline fsti_pipeline;
 
 /// Everything here must live until the pipeline is closed.
@@ -42,9 +46,20 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error);
 
-/// The buffer of a batch (a new reference, NULL for a batch without one). False when the batch
-/// is not in memory: not yet admitted, or released.
-bool fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out);
+/// FST_E_UNSUPPORTED in the child of a fork: there are no threads, and locks may be held by them.
+fst_status fsti_pipeline_check_owner(const fsti_pipeline *pipeline, fst_error *error);
+
+/// Whether a batch waits for memory, has it, or has been handed out.
+typedef enum fsti_batch_step { BATCH_WAITING, BATCH_ADMITTED, BATCH_RELEASED } fsti_batch_step;
+/// *out: the buffer of a batch that has one (a new reference), else NULL.
+fsti_batch_step fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out);
+
+/// Says that an item of a batch that waits has come to its destination in another way: nothing
+/// will be written there any more. False when the batch no longer waits.
+bool fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item);
+
+/// True when the work was cancelled; *error says so.
+bool fsti_pipeline_cancelled(fsti_pipeline *pipeline, fst_error *error);
 
 /// Says that the batch's tensors have been handed out: its memory no longer counts.
 void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch);
@@ -52,7 +67,8 @@ void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch);
 /// Stops the work; waits return FST_E_CANCELLED. From any thread.
 void fsti_pipeline_cancel(fsti_pipeline *pipeline);
 
-/// Stops, joins the threads and frees. Buffers live on by their references. NULL is allowed.
+/// Stops, joins the threads and frees; in the child of a fork it only frees. Buffers live on by
+/// their references. NULL is allowed.
 void fsti_pipeline_close(fsti_pipeline *pipeline);
 
 /// Adds what the pipeline knows to *stats. From any thread.

@@ -4,6 +4,7 @@
 /// small enough to stay in the cache, so that the copy out of them costs little.
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "pipeline.h"
 
@@ -21,6 +22,8 @@ typedef struct io_block {
     uint64_t read_begin; ///< where the whole read began (page below `begin` for direct engines)
     char *target;        ///< of the whole read: a slot, or the place in the buffer
     char *slot;
+    uint32_t retry_count; ///< in a row, without a byte read
+    bool is_buffered;     ///< what a direct read did not do was read through the page cache
     struct io_block *next_free;
 } io_block;
 
@@ -46,14 +49,6 @@ typedef struct worker {
 static const fsti_plan_extent *chunk_extent(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     return &plan->extents[plan->chunks[chunk].extent];
-}
-
-/// `engine` is one of the table's.
-static io_lane *worker_lane(worker *self, const fsti_io_engine *engine) {
-    unsigned i = 0;
-    while (i + 1 < FST_ENGINE_COUNT && fsti_io_engine_get((fst_engine)i) != engine) i++;
-    self->counts.used[i] = true;
-    return &self->lanes[i];
 }
 
 static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *engine,
@@ -150,8 +145,10 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
     block->read = (fsti_io_op){.file = pipeline->job.files[extent->file],
                                .offset = begin,
                                .size = (size_t)(end - begin),
-                               .buffer = block->target};
+                               .buffer = block->target,
+                               .engine = lane->engine->number};
     self->counts.read_count++;
+    self->counts.used[lane->engine->number] = true;
     lane->in_flight++;
     lane->engine->submit(lane->handle, &block->read);
 }
@@ -222,7 +219,8 @@ static fst_status scatter_block(worker *self, const io_lane *lane, const io_bloc
                            .buffer = buffer == NULL ? NULL : buffer->data,
                            .source = block_source(lane, block),
                            .begin = block->begin,
-                           .end = block->end};
+                           .end = block->end,
+                           .settled = pipeline->settled};
     FST_TRY(run_copy(self, lane, block, carry_out, &order, error));
     self->counts.bytes_copied += order.copied;
     self->counts.bytes_converted += order.converted;
@@ -236,7 +234,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     FST_TRY(pipeline->device_lane != NULL ? slot_block(self, lane, block, error)
                                           : scatter_block(self, lane, block, error));
     self->counts.bytes_read += size;
-    if (lane->engine->is_direct) self->counts.bytes_direct += size;
+    if (lane->engine->is_direct && !block->is_buffered) self->counts.bytes_direct += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
         fsti_io_forget(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
@@ -254,18 +252,56 @@ static fst_status short_read(const fsti_pipeline *pipeline, const io_block *bloc
     return FST_E_SHORT_READ;
 }
 
+/// Whether a read is to be tried once more as it is; not for ever.
+static bool is_worth_a_retry(io_block *block) {
+    int64_t result = block->read.result;
+    if (result > 0) block->retry_count = 0;
+    if (result != -EINTR && result != -EAGAIN) return false;
+    if (result == -EAGAIN && block->retry_count > 8) usleep(1000);
+    return block->retry_count++ < FSTI_READ_RETRIES_MAX;
+}
+
+/// Reads a block, once more from its beginning, through the page cache.
+static fst_status read_buffered(worker *self, io_block *block, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    uint64_t size = block->needed_end - block->begin;
+    size_t got;
+    fst_error cause;
+    char *target = block->target + (block->begin - block->read_begin);
+    fst_status status = fsti_file_read(pipeline->job.files[extent->file], target, (size_t)size,
+                                       block->begin, &got, &cause);
+    self->counts.read_count++;
+    self->counts.used[FST_ENGINE_PREAD] = true;
+    block->is_buffered = true;
+    if (status == FST_OK)
+        return got < size ? short_read(pipeline, block, block->begin + got, error) : FST_OK;
+    fsti_pipeline_describe(pipeline, extent, block->begin + got, status, cause.os_errno, error);
+    return status;
+}
+
+/// A read has failed. One past the page cache may be refused for reasons of its own (alignment, a
+/// driver, a kernel without the operation): then the file is read through the cache.
+static fst_status recover_read(worker *self, const io_lane *lane, io_block *block,
+                               fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    int os_errno = (int)-block->read.result;
+    if (lane->engine->is_direct &&
+        fsti_pipeline_demote(pipeline, extent->file, DEMOTED_TO_CACHE, os_errno))
+        return read_buffered(self, block, error);
+    fsti_pipeline_describe(pipeline, extent, fsti_max(block->read.offset, block->begin), FST_E_IO,
+                           os_errno, error);
+    return FST_E_IO;
+}
+
 /// Looks at a finished read. *again: part of it, or all of it, has to be read once more.
 static fst_status check_result(worker *self, const io_lane *lane, io_block *block, bool *again,
                                fst_error *error) {
     fsti_io_op *read = &block->read;
-    *again = read->result == -EINTR || read->result == -EAGAIN;
+    *again = is_worth_a_retry(block);
     if (*again) return FST_OK;
-    if (read->result < 0) {
-        fsti_pipeline_describe(self->pipeline, chunk_extent(self->pipeline, block->chunk),
-                               fsti_max(read->offset, block->begin), FST_E_IO, (int)-read->result,
-                               error);
-        return FST_E_IO;
-    }
+    if (read->result < 0) return recover_read(self, lane, block, error);
     uint64_t have = read->offset + (uint64_t)read->result;
     if (have >= block->needed_end) return FST_OK;
     uint64_t advance = (uint64_t)read->result;
@@ -315,7 +351,7 @@ static fst_status populate_mapping(worker *self, uint32_t chunk, fst_error *erro
     uint32_t file = chunk_extent(pipeline, chunk)->file;
     uint64_t start_ns = fsti_now_ns();
     // Pages that are not in memory come when somebody touches them: a view may never be read.
-    if (pipeline->chunks[chunk].kind == KIND_RESIDENT) {
+    if (pipeline->chunks[chunk].is_resident) {
         FST_TRY(fsti_file_populate(pipeline->job.files[file], pipeline->job.mappings[file],
                                    range->begin, range->end, error));
         self->counts.bytes_mapped += range->end - range->begin;
@@ -362,12 +398,32 @@ static fst_status read_far(worker *self, uint32_t chunk, bool *done, fst_error *
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     *done = false;
     if (!fsti_device_lane_reads_far(pipeline, chunk)) return take_slot(self, chunk, error);
-    io_lane *lane = worker_lane(self, &fsti_io_engine_gds);
+    io_lane *lane = &self->lanes[FST_ENGINE_GDS];
     if (lane->handle == NULL) FST_TRY(open_lane(self, lane, &fsti_io_engine_gds, error));
+    self->counts.used[FST_ENGINE_GDS] = true;
     bool has_edges = (range->begin | range->end) % FSTI_IO_PAGE_BYTES != 0;
     if (has_edges) FST_TRY(take_slot(self, chunk, error));
     FST_TRY(fsti_device_lane_read(pipeline, chunk, lane->handle, done, &self->counts, error));
     return *done || has_edges ? FST_OK : take_slot(self, chunk, error);
+}
+
+/// The lane that reads a chunk, open. A ring that the system does not give is done without.
+static fst_status lane_of_chunk(worker *self, uint32_t chunk, io_lane **out, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    for (;;) {
+        const fsti_io_engine *engine = fsti_pipeline_engine(pipeline, chunk);
+        fst_error cause;
+        io_lane *lane = *out = &self->lanes[engine->number];
+        if (lane->handle != NULL) return FST_OK;
+        fst_status status = open_lane(self, lane, engine, &cause);
+        if (status == FST_OK) return FST_OK;
+        uint32_t file = chunk_extent(pipeline, chunk)->file;
+        if (!engine->is_async ||
+            !fsti_pipeline_demote(pipeline, file, DEMOTED_FROM_RING, cause.os_errno)) {
+            if (error != NULL) *error = cause;
+            return status;
+        }
+    }
 }
 
 /// Queues the blocks of a chunk, finishing others when the lane is full.
@@ -377,12 +433,11 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     bool has_slot = pipeline->device_lane != NULL, done = false;
     if (has_slot) FST_TRY(read_far(self, chunk, &done, error));
     if (done || atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
-    const fsti_io_engine *engine = fsti_pipeline_engine(pipeline, chunk);
-    io_lane *lane = worker_lane(self, engine);
-    if (lane->handle == NULL) FST_TRY(open_lane(self, lane, engine, error));
+    io_lane *lane;
+    FST_TRY(lane_of_chunk(self, chunk, &lane, error));
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    if (engine->is_async && !has_slot)
+    if (lane->engine->is_async && !has_slot)
         pipeline->chunks[chunk].way = (uint8_t)choose_way(pipeline, chunk);
     uint64_t step = block_bytes(pipeline, lane, chunk);
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
@@ -393,6 +448,8 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
         io_block *block = lane->free_blocks;
         lane->free_blocks = block->next_free;
         block->chunk = chunk;
+        block->retry_count = 0;
+        block->is_buffered = false;
         block->begin = begin;
         block->end = block->needed_end = end;
         if (extent->converts && (!has_slot || end == range->end))
@@ -428,7 +485,7 @@ static void populate_place(worker *self, uint32_t chunk) {
 /// everybody does everything.
 static chunk_wish wish_of(const worker *self, bool block) {
     bool has_lanes = self->pipeline->lane_count > 0;
-    return (chunk_wish){.preferred = self->is_lane_worker ? KIND_ABSENT : KIND_RESIDENT,
+    return (chunk_wish){.preferred = self->is_lane_worker ? QUEUE_RING : QUEUE_BLOCKING,
                         .may_steal = self->is_lane_worker || !has_lanes,
                         .block = block,
                         .may_populate = has_lanes && !self->is_lane_worker};

@@ -579,28 +579,3 @@ TEST(slices_of_a_tensor_larger_than_the_budget_stream_within_it)
     CHECK(stats.buffer_bytes_peak <= options.budget_bytes);
     fst_loader_close(loader);
 }
-
-static int load_as_stranger(void *context) {
-    fst_model *model;
-    fst_loader *loader;
-    fst_load_options options = options_of(FST_MODE_LOAD);
-    fst_load_stats stats = {.struct_size = sizeof stats};
-    if (fst_model_open(context, NULL, &model, NULL) != FST_OK) return 1;
-    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) return 2;
-    fst_model_close(model);
-    if (fst_loader_wait(loader, -1, NULL) != FST_OK) return 3;
-    if (fst_loader_stats_get(loader, &stats, NULL) != FST_OK) return 4;
-    fst_loader_close(loader);
-    // The pages are not there: nothing may be copied from a mapping that faults them in one by one.
-    return stats.chunks_resident == 0 && stats.bytes_mapped == 0 ? 0 : 5;
-}
-
-TEST(strangers_read_cold_files_as_owners_do)
-{
-    fst_model_close(open_tensors());
-    const char *path = fixture_path("tensors");
-    fixture_evict(path);
-    int result = fixture_as_stranger(load_as_stranger, (void *)(uintptr_t)path);
-    if (result < 0) SKIP("needs root");
-    CHECK_INT(result, 0);
-}

@@ -450,3 +450,83 @@ TEST(selection)
     CHECK(!fsti_plan_selects(&by_glob, &other));
     CHECK(!fsti_plan_selects(&by_both, &weight) && fsti_plan_selects(&by_both, &head));
 }
+
+TEST(sizes_do_not_wrap)
+{
+    // A file of holes: 2^60 bytes, whose conversion would have 2^64.
+    model m;
+    init_model(&m, 8);
+    add_tensor(&m, FST_DTYPE_F4, 1, (uint64_t[]){(uint64_t)1 << 61});
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_want want = {.dtype = FST_DTYPE_F64};
+    fsti_plan plan;
+    fst_error error;
+    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, &error),
+              FST_E_VALIDATION_OVERFLOW);
+    // Several, of which each alone could be told.
+    init_model(&m, 8);
+    fsti_plan_want wants[5] = {0};
+    for (uint32_t i = 0; i < 5; i++) {
+        add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){((uint64_t)1 << 60) + 8});
+        wants[i].tensor = i;
+    }
+    CHECK_INT(make_plan(headers, wants, 5, &plain_rules, &plan, &error), FST_E_VALIDATION_OVERFLOW);
+    // A slice of what is counted in bits.
+    uint64_t begin = 0, end = 1;
+    fsti_plan_want slice = {.slice_begin = &begin, .slice_end = &end};
+    CHECK_INT(make_plan(headers, &slice, 1, &plain_rules, &plan, &error),
+              FST_E_VALIDATION_OVERFLOW);
+}
+
+TEST(plans_of_any_size_stay_small)
+{
+    model m;
+    init_model(&m, 8);
+    add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){(uint64_t)1 << 60});
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_want want = {0};
+    fsti_plan plan;
+    fsti_plan_rules rules = plain_rules;
+    rules.chunk_bytes_max = FSTI_PLAN_CHUNK_BYTES; // for memory
+    CHECK_INT(make_plan(headers, &want, 1, &rules, &plan, NULL), FST_E_NO_MEMORY);
+    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK); // for views
+    CHECK(plan.chunk_count <= FSTI_PLAN_CHUNK_COUNT_MAX + 1);
+    fsti_plan_clear(&plan);
+}
+
+TEST(items_know_their_segments)
+{
+    // Misaligned ones are gathered from a mapping: looking through all segments for each of them
+    // would take minutes for a header of hundreds of thousands.
+    model m;
+    init_model(&m, 9);
+    fsti_plan_want wants[40] = {0};
+    for (uint32_t i = 0; i < 40; i++) {
+        add_tensor(&m, FST_DTYPE_F32, 1, (uint64_t[]){10});
+        wants[i].tensor = i;
+    }
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, 40, &plain_rules, &plan, NULL), FST_OK);
+    for (size_t i = 0; i < plan.item_count; i++) {
+        const fsti_plan_item *item = &plan.items[i];
+        CHECK_INT(item->segment_end - item->segment_first, 1);
+        CHECK_INT(plan.segments[item->segment_first].item, i);
+    }
+    fsti_plan_clear(&plan);
+}
+
+TEST(no_chunk_is_a_gap_alone)
+{
+    model m;
+    init_model(&m, 8);
+    for (int i = 0; i < 3; i++) add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){(uint64_t)40 << 20});
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_want wants[2] = {{.tensor = 0}, {.tensor = 2}};
+    fsti_plan_rules rules = plain_rules;
+    rules.coalesce_gap_bytes = (uint64_t)1 << 30;
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, 2, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.bytes_planned, plan.bytes_requested);
+    fsti_plan_clear(&plan);
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loads as programs really run them: by users without rights, across fork(), under limits, with
+/// allocators that ask back, and with tensors asked for out of turn.
+#include <errno.h>
+#include <fastsafetensors.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define COUNT 32
+#define BYTES ((uint64_t)500000)
+
+static fst_load_options options_of(fst_load_mode mode) {
+    return (fst_load_options){.struct_size = sizeof(fst_load_options), .mode = mode};
+}
+
+static fst_model *open_tensors(void) {
+    fst_model *model = NULL;
+    if (fst_model_open(fixture_tensors("tensors", COUNT, BYTES), NULL, &model, NULL) != FST_OK)
+        abort();
+    return model;
+}
+
+static int is_tensor(const fst_tensor *tensor, size_t index) {
+    fst_tensor_view view;
+    return fst_tensor_view_get(tensor, &view, NULL) == FST_OK && view.size_bytes == BYTES &&
+           fixture_matches(view.data, index * BYTES, BYTES);
+}
+
+static int load_as_stranger(void *context) {
+    fst_model *model;
+    fst_loader *loader;
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    if (fst_model_open(context, NULL, &model, NULL) != FST_OK) return 1;
+    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) return 2;
+    fst_model_close(model);
+    if (fst_loader_wait(loader, -1, NULL) != FST_OK) return 3;
+    if (fst_loader_stats_get(loader, &stats, NULL) != FST_OK) return 4;
+    fst_loader_close(loader);
+    // The pages are not there: nothing may be copied from a mapping that faults them in one by one.
+    return stats.chunks_resident == 0 && stats.bytes_mapped == 0 ? 0 : 5;
+}
+
+TEST(strangers_read_cold_files_as_owners_do)
+{
+    fst_model_close(open_tensors());
+    const char *path = fixture_path("tensors");
+    fixture_evict(path);
+    int result = fixture_as_stranger(load_as_stranger, (void *)(uintptr_t)path);
+    if (result < 0) SKIP("needs root");
+    CHECK_INT(result, 0);
+}
+
+/// A load that can't be finished: its budget holds four of the tensors.
+static fst_loader *open_limited(const fst_load_options *more) {
+    fst_model *model = open_tensors();
+    fst_load_options options = more == NULL ? options_of(FST_MODE_LOAD) : *more;
+    options.budget_bytes = 4 * BYTES;
+    options.thread_count = 3;
+    fst_loader *loader = NULL;
+    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
+    fst_model_close(model);
+    return loader;
+}
+
+/// What a fork's child finds; 0 when all is as promised.
+static int use_in_child(fst_loader *loader, fst_tensor *held) {
+    fst_tensor *tensor;
+    fst_error error;
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    alarm(30); // what must not hang
+    if (fst_loader_next(loader, -1, &tensor, &error) != FST_E_UNSUPPORTED) return 1;
+    if (strstr(error.message, "fork") == NULL) return 2;
+    if (fst_loader_item(loader, 31, -1, &tensor, NULL) != FST_E_UNSUPPORTED) return 3;
+    if (fst_loader_tensor(loader, "t3", SIZE_MAX, -1, &tensor, NULL) != FST_E_UNSUPPORTED) return 4;
+    if (fst_loader_wait(loader, -1, NULL) == FST_OK) return 5;
+    if (fst_loader_stats_get(loader, &stats, NULL) != FST_E_UNSUPPORTED) return 6;
+    fst_loader_cancel(loader);
+    fst_loader_close(loader);
+    if (!is_tensor(held, 0)) return 7; // tensors are memory
+    fst_tensor_unref(held);
+    fst_model *model;
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    if (fst_model_open(fixture_path("tensors"), NULL, &model, NULL) != FST_OK) return 8;
+    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) return 9;
+    if (fst_loader_wait(loader, -1, NULL) != FST_OK) return 10;
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return 0;
+}
+
+TEST(fork_with_a_load_under_way)
+{
+#ifdef __SANITIZE_THREAD__
+    SKIP("the thread sanitizer does not follow threads of a fork");
+#endif
+    fst_loader *loader = open_limited(NULL);
+    fst_tensor *held;
+    int status = 0;
+    CHECK_INT(fst_loader_next(loader, -1, &held, NULL), FST_OK);
+    usleep(20000); // its threads sleep, waiting for memory
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) _exit(use_in_child(loader, held));
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK_INT(WEXITSTATUS(status), 0);
+    fst_tensor_unref(held);
+    for (size_t i = 1; i < COUNT; i++) { // the parent's goes on
+        CHECK_INT(fst_loader_next(loader, -1, &held, NULL), FST_OK);
+        CHECK(is_tensor(held, i));
+        fst_tensor_unref(held);
+    }
+    fst_loader_close(loader);
+}
+
+static fst_loader *asked_loader;
+static int allocations, answers;
+
+static void *ask_and_allocate(void *context, size_t size_bytes, size_t alignment) {
+    (void)context;
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    allocations++;
+    // The first one comes before the program has the handle.
+    if (asked_loader != NULL && fst_loader_stats_get(asked_loader, &stats, NULL) == FST_OK)
+        answers++;
+    void *memory = NULL;
+    return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
+}
+
+static void release_memory(void *context, void *memory, size_t size_bytes) {
+    (void)context;
+    (void)size_bytes;
+    free(memory);
+}
+
+TEST(an_allocator_may_ask_the_loader)
+{
+    fst_allocator allocator = {.allocate = ask_and_allocate, .release = release_memory};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.allocator = &allocator;
+    alarm(60); // what used to stand still for ever
+    asked_loader = NULL;
+    fst_loader *loader = asked_loader = open_limited(&options);
+    for (size_t i = 0; i < COUNT; i++) {
+        fst_tensor *tensor;
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        CHECK(is_tensor(tensor, i));
+        fst_tensor_unref(tensor);
+    }
+    alarm(0);
+    fst_loader_close(loader);
+    CHECK(allocations > 4 && answers > 0);
+}
+
+TEST(destinations_are_filled_once)
+{
+    // What a caller has changed at a destination stays, whether its turn has come or not.
+    static char places[COUNT][BYTES];
+    fst_request_item items[COUNT];
+    for (size_t i = 0; i < COUNT; i++)
+        items[i] = (fst_request_item){
+            .tensor_index = i, .destination = places[i], .destination_bytes = BYTES};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.items = items;
+    options.item_count = COUNT;
+    fst_loader *loader = open_limited(&options);
+    fst_tensor *tensor;
+    static const size_t asked[] = {31, 0};
+    for (size_t round = 0; round < 2; round++) {
+        CHECK_INT(fst_loader_item(loader, asked[0], -1, &tensor, NULL), FST_OK);
+        if (round == 0) CHECK(is_tensor(tensor, 31));
+        fst_tensor_unref(tensor);
+        memset(places[31], 7, BYTES);
+    }
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        if (i < 31) CHECK(is_tensor(tensor, i));
+        fst_tensor_unref(tensor);
+    }
+    CHECK(places[31][0] == 7 && places[31][BYTES - 1] == 7);
+    memset(places[0], 9, BYTES);
+    CHECK_INT(fst_loader_item(loader, asked[1], -1, &tensor, NULL), FST_OK);
+    CHECK(places[0][0] == 9 && places[0][BYTES - 1] == 9); // it is there, and the caller's
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+}
+
+TEST(a_view_that_the_system_refuses_becomes_a_load)
+{
+    fst_model *model = open_tensors();
+    fixture_warm(fixture_path("tensors"));
+    fst_load_options options = {.struct_size = sizeof options};
+    options.thread_count = 1;
+    fst_loader *loader = NULL;
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    struct rlimit before, tight;
+    FILE *stream = fopen("/proc/self/statm", "re");
+    unsigned long long pages = 0;
+    CHECK(stream != NULL && fscanf(stream, "%llu", &pages) == 1);
+    fclose(stream);
+    getrlimit(RLIMIT_AS, &before);
+    // The file does not fit the address space that is left, one of its tensors does.
+    tight = (struct rlimit){pages * (unsigned long long)getpagesize() + COUNT * BYTES * 3 / 4,
+                            before.rlim_max};
+    fst_request_item item = {.tensor_index = 3};
+    options.items = &item;
+    options.item_count = 1;
+    CHECK_INT(setrlimit(RLIMIT_AS, &tight), 0);
+    fst_status status = fst_loader_open(model, &options, &loader, NULL);
+    fst_tensor *tensor = NULL;
+    if (status == FST_OK) status = fst_loader_next(loader, -1, &tensor, NULL);
+    CHECK_INT(setrlimit(RLIMIT_AS, &before), 0);
+    fst_model_close(model);
+#ifdef __SANITIZE_ADDRESS__
+    SKIP("the address sanitizer's own memory is beyond any limit");
+#endif
+    CHECK_INT(status, FST_OK);
+    CHECK(is_tensor(tensor, 3));
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    CHECK_TEXT(stats.mode, "load");
+    CHECK_CONTAINS(stats.reason, "no view can be had");
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+}

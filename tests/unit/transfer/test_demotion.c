@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Routes that turn out not to work when the load is under way: it goes on by the next one, unless
+/// the one that failed was asked for; and what never succeeds ends.
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+
+#include "check.h"
+#include "fastsafetensors.h"
+#include "fixture.h"
+#include "io/io.h"
+
+#define TENSOR_COUNT 24
+#define TENSOR_BYTES ((uint64_t)700001)
+
+static const char *make_model(void) {
+    const char *path = fixture_tensors("model", TENSOR_COUNT, TENSOR_BYTES);
+    fixture_evict(path);
+    return path;
+}
+
+/// Loads everything; 9999 for a wrong byte.
+static fst_status load_all(fst_engine engine, fst_load_stats *stats, fst_error *error) {
+    fst_load_options options = {
+        .struct_size = sizeof options, .mode = FST_MODE_LOAD, .engine = engine};
+    fst_model *model;
+    fst_loader *loader = NULL;
+    fst_tensor *tensor;
+    fst_status status = fst_model_open(make_model(), NULL, &model, error);
+    if (status == FST_OK) status = fst_loader_open(model, &options, &loader, error);
+    for (size_t i = 0; status == FST_OK; i++) {
+        fst_tensor_view view;
+        status = fst_loader_next(loader, -1, &tensor, error);
+        if (status != FST_OK) break;
+        if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK ||
+            !fixture_matches(view.data, i * TENSOR_BYTES, TENSOR_BYTES))
+            status = (fst_status)9999;
+        fst_tensor_unref(tensor);
+    }
+    if (status == FST_END) status = fst_loader_stats_get(loader, stats, error);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return status;
+}
+
+static atomic_int refusal; ///< the errno that direct reads fail with, after `good_reads` of them
+static atomic_int good_reads, refused_reads;
+static bool refuses_all;
+
+static void refuse_direct(fsti_io_op *op) {
+    bool is_direct = op->engine == FST_ENGINE_DIRECT || op->engine == FST_ENGINE_URING;
+    if (!is_direct && !(refuses_all && op->engine != FST_ENGINE_AUTO)) return;
+    if (atomic_fetch_sub(&good_reads, 1) > 0) return;
+    atomic_fetch_add(&refused_reads, 1);
+    op->result = -atomic_load(&refusal);
+}
+
+static void begin_refusing(int os_errno, int after) {
+    atomic_store(&refusal, os_errno);
+    atomic_store(&good_reads, after);
+    atomic_store(&refused_reads, 0);
+    fsti_io_fault_hook_set(refuse_direct);
+}
+
+TEST(a_refused_direct_read_is_read_through_the_cache)
+{
+    static const int causes[] = {EINVAL, EOPNOTSUPP, EIO, EAGAIN};
+    for (size_t i = 0; i < sizeof causes / sizeof *causes; i++) {
+        for (int after = 0; after < 8; after += 5) {
+            for (unsigned hidden = 0; hidden < 2; hidden++) {
+                fst_load_stats stats = {.struct_size = sizeof stats};
+                fst_error error = {0};
+                fsti_io_hide(hidden ? FSTI_IO_HIDE_URING : 0);
+                begin_refusing(causes[i], after);
+                fst_status status = load_all(FST_ENGINE_AUTO, &stats, &error);
+                fsti_io_fault_hook_set(NULL);
+                fsti_io_hide(0);
+                if (atomic_load(&refused_reads) == 0) SKIP("no direct reads here");
+                CHECK_INT(status, FST_OK);
+                CHECK_CONTAINS(stats.engine, "pread");
+                CHECK_CONTAINS(stats.reason, "as a direct read failed");
+                CHECK_INT(stats.bytes_read, TENSOR_COUNT * TENSOR_BYTES);
+                CHECK(stats.bytes_direct < stats.bytes_read);
+                // Given up for the file, not chunk by chunk: what was in flight, and a few more.
+                CHECK(causes[i] == EAGAIN || atomic_load(&refused_reads) <= 64);
+            }
+        }
+    }
+}
+
+TEST(an_engine_that_was_asked_for_keeps_its_error)
+{
+    static const fst_engine forced[] = {FST_ENGINE_DIRECT, FST_ENGINE_URING};
+    for (size_t i = 0; i < 2; i++) {
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        fst_error error = {0};
+        begin_refusing(EINVAL, 3);
+        fst_status status = load_all(forced[i], &stats, &error);
+        fsti_io_fault_hook_set(NULL);
+        if (status == FST_E_UNSUPPORTED) SKIP("no direct reads here");
+        CHECK_INT(status, FST_E_IO);
+        CHECK_INT(error.os_errno, EINVAL);
+    }
+}
+
+TEST(a_device_that_never_answers_ends_the_load)
+{
+    for (size_t i = FST_ENGINE_PREAD; i <= FST_ENGINE_MMAP; i++) {
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        fst_error error = {0};
+        refuses_all = true;
+        begin_refusing(EAGAIN, 3);
+        fst_status status = load_all((fst_engine)i, &stats, &error);
+        fsti_io_fault_hook_set(NULL);
+        refuses_all = false;
+        CHECK(status == FST_E_IO || status == FST_E_UNSUPPORTED);
+        CHECK(atomic_load(&refused_reads) < 50000);
+    }
+}
+
+static atomic_bool ring_is_refused;
+
+long __real_syscall(long number, ...);
+long __wrap_syscall(long number, ...);
+long __wrap_syscall(long number, ...) {
+    long values[6];
+    va_list arguments;
+    va_start(arguments, number);
+    for (int i = 0; i < 6; i++) values[i] = va_arg(arguments, long);
+    va_end(arguments);
+    // A ring to probe with can be had, one to read with can't: locked memory is used up.
+    if (number == SYS_io_uring_setup && values[0] > 2 && atomic_load(&ring_is_refused)) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return __real_syscall(number, values[0], values[1], values[2], values[3], values[4], values[5]);
+}
+
+TEST(a_ring_that_can_not_be_had_is_done_without)
+{
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    fst_error error = {0};
+    CHECK_INT(load_all(FST_ENGINE_AUTO, &stats, &error), FST_OK);
+    if (strstr(stats.engine, "uring") == NULL) SKIP("no io_uring here");
+    atomic_store(&ring_is_refused, true);
+    fst_status status = load_all(FST_ENGINE_AUTO, &stats, &error);
+    fst_status forced = load_all(FST_ENGINE_URING, &stats, &error);
+    atomic_store(&ring_is_refused, false);
+    CHECK_INT(status, FST_OK);
+    CHECK_INT(forced, FST_E_NO_MEMORY);
+    CHECK_CONTAINS(error.message, "io_uring_setup");
+}
+
+static int entries_left = -1;
+
+struct dirent *__real_readdir64(DIR *folder);
+struct dirent *__wrap_readdir64(DIR *folder);
+struct dirent *__wrap_readdir64(DIR *folder) {
+    if (entries_left == 0) {
+        errno = EIO;
+        return NULL;
+    }
+    if (entries_left > 0) entries_left--;
+    return __real_readdir64(folder);
+}
+
+TEST(a_folder_that_can_not_be_listed_is_no_model)
+{
+    make_model();
+    fixture_tensors("a.safetensors", 2, 10);
+    fixture_tensors("b.safetensors", 2, 10);
+    for (int count = 0; count < 20; count++) {
+        fst_model *model = NULL;
+        fst_error error;
+        entries_left = count;
+        fst_status status = fst_model_open(fixture_path("."), NULL, &model, &error);
+        entries_left = -1;
+        fst_model_close(model);
+        // Either all of it was listed (and the names met twice), or the failure is told.
+        CHECK(status == FST_E_DUPLICATE_TENSOR || status == FST_E_IO);
+        if (count == 0) CHECK_INT(status, FST_E_IO);
+    }
+}
