@@ -3,7 +3,7 @@
 /// own with warmed memory; ways take turns, so that what else the machine does hits all alike.
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +11,9 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "commands.h"
 
 #define RUNS_MAX 101
 #define BALLAST_BYTES_MIN ((size_t)1 << 30)
@@ -38,6 +37,11 @@ typedef struct bench_way {
     bool huge_pages;
 } bench_way;
 
+typedef struct bench_request {
+    uint64_t count;
+    bool cold;
+} bench_request;
+
 static const bench_way ways[] = {
     {"load", FST_MODE_LOAD, FST_ENGINE_AUTO, FST_RING_AUTO, false, false},
     {"load, uring to place", FST_MODE_LOAD, FST_ENGINE_URING, FST_RING_PLACE, false, false},
@@ -50,21 +54,6 @@ static const bench_way ways[] = {
     {"read(), malloc", FST_MODE_LOAD, FST_ENGINE_AUTO, FST_RING_AUTO, true, false},
 };
 #define WAY_COUNT (sizeof ways / sizeof *ways)
-
-static void print_help(void) {
-    printf("usage: fastsafetensors bench [--cold] [--runs N] FILE\n\n"
-           "Times every way to load FILE, side by side with plain reads: median [lowest-highest],\n"
-           "GB/s and processor seconds. Each run is a process of its own.\n\n"
-           "  --cold     drop the file from the page cache before each run (default: read it into\n"
-           "             the cache before each run)\n"
-           "  --runs N   runs of each way (default 7)\n");
-}
-
-static double now_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 /// Touches and drops memory: on virtual machines the first touch of memory that the host took back
 /// costs more than a load.
@@ -151,10 +140,10 @@ static bench_run time_way(const bench_way *way, const char *path, size_t size, b
     warm_memory(size * 2 > BALLAST_BYTES_MIN ? size * 2 : BALLAST_BYTES_MIN);
     set_state(path, size, cold);
     getrusage(RUSAGE_SELF, &before);
-    double start = now_seconds();
+    double start = cli_seconds_now();
     bench_run run = {.good =
                          way->is_plain_read ? plain_read(way, path, size) : load_file(way, path)};
-    run.seconds = now_seconds() - start;
+    run.seconds = cli_seconds_now() - start;
     getrusage(RUSAGE_SELF, &after);
     run.cpu_seconds = cpu_seconds(&after) - cpu_seconds(&before);
     return run;
@@ -183,64 +172,125 @@ static int compare_runs(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void print_way(const bench_way *way, bench_run *runs, unsigned long count, size_t size) {
+static double gib(size_t size) { return (double)size / (double)(1u << 30); }
+
+static void print_way(const bench_way *way, const bench_run *runs, uint64_t count, size_t size) {
+    const bench_run *middle = &runs[count / 2];
     if (!runs[0].good) {
         printf("  %-22s not possible here (see 'fastsafetensors engines')\n", way->name);
         return;
     }
-    qsort(runs, count, sizeof *runs, compare_runs);
-    const bench_run *middle = &runs[count / 2];
     printf("  %s%-22s%s %8.2f ms [%.2f-%.2f]  %6.2f GB/s  cpu %.3f s/GiB\n",
            way == ways ? cli_bold() : "", way->name, way == ways ? cli_plain() : "",
            middle->seconds * 1e3, runs[0].seconds * 1e3, runs[count - 1].seconds * 1e3,
-           (double)size / 1e9 / middle->seconds,
-           middle->cpu_seconds / ((double)size / (double)(1u << 30)));
+           (double)size / 1e9 / middle->seconds, middle->cpu_seconds / gib(size));
 }
 
-static int bench_file(const char *path, unsigned long count, bool cold) {
+static void print_way_json(const bench_way *way, const bench_run *runs, uint64_t count,
+                           size_t size) {
+    printf("%s\n  {\"way\": \"%s\", \"possible\": %s", way == ways ? "" : ",", way->name,
+           runs[0].good ? "true" : "false");
+    if (runs[0].good)
+        printf(", \"seconds\": %.6f, \"lowest\": %.6f, \"highest\": %.6f, \"bytes_per_second\": "
+               "%.0f, \"cpu_seconds\": %.6f",
+               runs[count / 2].seconds, runs[0].seconds, runs[count - 1].seconds,
+               (double)size / runs[count / 2].seconds, runs[count / 2].cpu_seconds);
+    printf("}");
+}
+
+static void print_all(const char *path, size_t size, const bench_request *request,
+                      bench_run (*runs)[RUNS_MAX]) {
+    char text[16];
+    const char *state = request->cold ? "cold" : "hot";
+    if (cli_wants_json()) {
+        printf("{\"file\": ");
+        cli_print_json(path, strlen(path));
+        printf(", \"bytes\": %zu, \"state\": \"%s\", \"runs\": %" PRIu64 ", \"ways\": [", size,
+               state, request->count);
+    } else {
+        printf("%s, %s, %s, median of %" PRIu64 " runs\n", path, cli_size_text(size, text), state,
+               request->count);
+    }
+    for (size_t i = 0; i < WAY_COUNT; i++) {
+        qsort(runs[i], request->count, sizeof *runs[i], compare_runs);
+        (cli_wants_json() ? print_way_json : print_way)(&ways[i], runs[i], request->count, size);
+    }
+    if (cli_wants_json()) printf("]}\n");
+}
+
+static int bench_file(const char *path, const bench_request *request) {
     static bench_run runs[WAY_COUNT][RUNS_MAX];
     struct stat info;
-    fst_model *model;
-    fst_error error;
-    if (fst_model_open(path, NULL, &model, &error) != FST_OK) return cli_fail(&error);
-    fst_model_close(model);
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode))
-        return cli_usage("bench", "'%s' is not one file", path);
+    if (stat(path, &info) != 0) return cli_fail_errno("opening", path);
     size_t size = (size_t)info.st_size;
-    char text[16];
-    printf("%s, %s, %s, median of %lu runs\n", path, cli_size_text(size, text),
-           cold ? "cold" : "hot", count);
-    for (unsigned long run = 0; run < count; run++)
+    fst_progress_callback progress = cli_progress_begin();
+    uint64_t all = request->count * WAY_COUNT * size, done = 0;
+    for (uint64_t run = 0; run < request->count; run++)
         for (size_t i = 0; i < WAY_COUNT; i++) {
             size_t way = (i + run) % WAY_COUNT; // take turns at being first
-            runs[way][run] = run_way(&ways[way], path, size, cold);
+            runs[way][run] = run_way(&ways[way], path, size, request->cold);
+            done += size;
+            if (progress != NULL) progress(NULL, done, all, 0, 0);
         }
-    for (size_t i = 0; i < WAY_COUNT; i++) print_way(&ways[i], runs[i], count, size);
+    cli_progress_end(false);
+    print_all(path, size, request, runs);
     return EXIT_GOOD;
 }
 
-int cmd_bench(int argc, char **argv) {
-    static const struct option options[] = {
-        {"cold", no_argument, NULL, 'c'},
-        {"runs", required_argument, NULL, 'r'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    bool cold = false;
-    unsigned long count = 7;
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        char *end = NULL;
-        switch (option) {
-        case 'c': cold = true; break;
-        case 'r':
-            count = strtoul(optarg, &end, 10);
-            if (*end != '\0' || count == 0 || count > RUNS_MAX)
-                return cli_usage("bench", "bad number '%s'", optarg);
-            break;
-        case 'h': print_help(); return EXIT_GOOD;
-        default: return cli_usage("bench", "wrong option");
-        }
+/// Of a set every file is timed, one after the other: they are read one after the other, too.
+static int bench_model(const char *path, const bench_request *request) {
+    fst_model *model;
+    fst_error error;
+    int code = EXIT_GOOD;
+    if (fst_model_open(path, NULL, &model, &error) != FST_OK) return cli_fail(&error);
+    for (size_t i = 0; i < fst_model_file_count(model) && code == EXIT_GOOD; i++) {
+        fst_file_info info;
+        if (fst_model_file_info(model, i, &info, &error) == FST_OK)
+            code = bench_file(info.path, request);
+        else
+            code = cli_fail(&error);
     }
-    if (optind + 1 != argc) return cli_usage("bench", "expected one FILE");
-    return bench_file(argv[optind], count, cold);
+    fst_model_close(model);
+    return code;
 }
+
+static int take(void *context, int key, cli_value value) {
+    bench_request *request = context;
+    if (key == 'c') request->cold = true;
+    if (key == 'r' &&
+        (!cli_parse_count(value.text, RUNS_MAX, &request->count) || request->count == 0))
+        return cli_usage("bench", "--runs takes 1 to %d, not '%s'", RUNS_MAX, value.text);
+    return EXIT_GOOD;
+}
+
+static int run(int argc, char **argv) {
+    (void)argc;
+    bench_request request = {.count = 7};
+    cli_operands operands;
+    int code = cli_parse(&bench_command, argv, &request, &operands);
+    if (code != EXIT_GOOD || operands.is_answered) return code;
+    return bench_model(operands.words[0], &request);
+}
+
+static const cli_option options[] = {
+    {'c', "cold", NULL, NULL,
+     "drop the file from the page cache before each run (default: read it into the cache)"},
+    {'r', "runs", "N", NULL, "runs of each way (7)"},
+    {0},
+};
+
+const cli_command bench_command = {
+    .name = "bench",
+    .operands = "PATH",
+    .summary = "time every way to load a file, beside plain reads",
+    .about = "Times every way to load each file of a model, side by side with plain reads: median\n"
+             "[lowest-highest], GB/s and processor seconds. Each run is a process of its own.",
+    .examples = "  fastsafetensors bench --cold --runs 5 model.safetensors\n",
+    .options = options,
+    .operand_min = 1,
+    .operand_max = 1,
+    .has_json = true,
+    .has_progress = true,
+    .take = take,
+    .run = run,
+};

@@ -1,37 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 /// engines: what was probed, on this machine or for one file.
-#include <getopt.h>
 #include <stdio.h>
+#include <string.h>
 
-#include "cli.h"
+#include "commands.h"
 
-static void print_help(void) {
-    printf(
-        "usage: fastsafetensors engines [FILE]\n\n"
-        "Lists the ways to read, the GPUs' drivers and their ways straight from storage (cuFile,\n"
-        "hipFile), whether each works here (for FILE, if one is given), which ones would be used,\n"
-        "and why.\n");
+static void print_json(const fst_engine_info *infos, size_t count) {
+    printf("{\"engines\": [");
+    for (size_t i = 0; i < count; i++) {
+        printf(
+            "%s{\"name\": \"%s\", \"usable\": %s, \"chosen\": %s, \"reason\": ", i > 0 ? ", " : "",
+            infos[i].name, infos[i].usable ? "true" : "false", infos[i].chosen ? "true" : "false");
+        cli_print_json(infos[i].reason, strlen(infos[i].reason));
+        printf("}");
+    }
+    printf("]}\n");
 }
 
-int cmd_engines(int argc, char **argv) {
-    static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        if (option != 'h') return cli_usage("engines", "wrong option");
-        print_help();
-        return EXIT_GOOD;
-    }
-    if (argc - optind > 1) return cli_usage("engines", "expected at most one FILE");
+static int run(int argc, char **argv) {
+    (void)argc;
+    cli_operands operands;
+    int code = cli_parse(&engines_command, argv, NULL, &operands);
+    if (code != EXIT_GOOD || operands.is_answered) return code;
     fst_engine_info infos[16];
     size_t count;
     fst_error error;
-    if (fst_engines_probe(argv[optind], infos, 16, &count, &error) != FST_OK)
-        return cli_fail(&error);
-    for (size_t i = 0; i < count; i++)
-        printf("%s%-7s%s %-9s %s\n", infos[i].chosen ? cli_bold() : "", infos[i].name,
-               infos[i].chosen ? cli_plain() : "",
-               infos[i].chosen   ? "chosen"
-               : infos[i].usable ? "usable"
-                                 : "unusable",
-               infos[i].reason);
-    return EXIT_GOOD;
+    fst_model *model = NULL;
+    const char *path = operands.count > 0 ? operands.words[0] : NULL;
+    fst_file_info file = {.path = path};
+    // Of a set, its first file stands for all: they lie in one folder.
+    if (path != NULL && (fst_model_open(path, NULL, &model, &error) != FST_OK ||
+                         fst_model_file_info(model, 0, &file, &error) != FST_OK))
+        code = cli_fail(&error);
+    else if (fst_engines_probe(file.path, infos, 16, &count, &error) != FST_OK)
+        code = cli_fail(&error);
+    else if (cli_wants_json())
+        print_json(infos, count);
+    else
+        for (size_t i = 0; i < count; i++)
+            printf("%s%-7s%s %-9s %s\n", infos[i].chosen ? cli_bold() : "", infos[i].name,
+                   infos[i].chosen ? cli_plain() : "",
+                   infos[i].chosen   ? "chosen"
+                   : infos[i].usable ? "usable"
+                                     : "unusable",
+                   infos[i].reason);
+    fst_model_close(model);
+    return code;
 }
+
+const cli_command engines_command = {
+    .name = "engines",
+    .operands = "[PATH]",
+    .summary = "what can read files here, and why",
+    .about = "Lists the ways to read, the GPUs' drivers and their ways straight from storage\n"
+             "(cuFile, hipFile), whether each works here (for PATH, if one is given), which ones\n"
+             "would be used, and why.",
+    .operand_max = 1,
+    .has_json = true,
+    .run = run,
+};

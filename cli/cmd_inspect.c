@@ -1,40 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 /// inspect: a model's tensors as a table, as JSON, or as a tree of modules.
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "cli.h"
+#include "commands.h"
 #include "inspect.h"
 
 /// Longer names push the other columns, shorter ones line them up.
 #define NAME_COLUMNS_MAX 72
+/// What the table takes beside names.
+#define OTHER_COLUMNS 70
+/// Metadata of a line's length; more is told by its size, unless --wide asks for all.
+#define VALUE_COLUMNS 160
 
-static void print_help(void) {
-    printf("usage: fastsafetensors inspect [--json | --tree] [--lenient] PATH\n\n"
-           "Lists the tensors of a model: name, dtype, shape, bytes, offset in the file; totals\n"
-           "per dtype; metadata. Only headers are read.\n\n"
-           "  --json      for programs: one object with files, tensors and totals\n"
-           "  --tree      grouped by module path, with sizes\n"
-           "  --lenient   accept bytes after the last tensor\n");
-}
+typedef struct inspect_request {
+    inspect_choice choice;
+    bool tree, wide, lenient;
+} inspect_request;
 
-static void print_totals(const fst_model *model) {
+static void print_totals(const inspect_list *list) {
     inspect_totals totals;
     char size[16];
-    inspect_count(model, &totals);
-    printf("\n%s%zu tensors, %s, %" PRIu64 " elements%s\n", cli_bold(),
-           fst_model_tensor_count(model), cli_size_text(totals.all_bytes, size), totals.elements,
-           cli_plain());
+    inspect_count(list, &totals);
+    size_t all = fst_model_tensor_count(list->model);
+    printf("\n%s%zu", cli_bold(), list->count);
+    if (list->count < all) printf(" of %zu", all);
+    printf(" tensor%s, %s, %" PRIu64 " elements%s\n", cli_plural(all),
+           cli_size_text(totals.all_bytes, size), totals.elements, cli_plain());
     for (int i = 0; i < FST_DTYPE_COUNT; i++)
         if (totals.count[i] > 0)
-            printf("  %-11s %8zu tensors  %10s\n", fst_dtype_name((fst_dtype)i), totals.count[i],
+            printf("  %-11s %8zu tensor%s%s  %10s\n", fst_dtype_name((fst_dtype)i), totals.count[i],
+                   cli_plural(totals.count[i]), totals.count[i] == 1 ? " " : "",
                    cli_size_text(totals.bytes[i], size));
 }
 
-static void print_metadata(const fst_model *model) {
+static void print_metadata(const fst_model *model, bool wide) {
     for (size_t file = 0; file < fst_model_file_count(model); file++) {
         fst_file_info info = inspect_file(model, file);
         if (info.metadata_count == 0) continue;
@@ -45,7 +48,9 @@ static void print_metadata(const fst_model *model) {
             printf("  ");
             cli_print_name(entry.key, entry.key_size);
             printf(": ");
-            cli_print_name(entry.value, entry.value_size);
+            int columns = wide ? INT32_MAX : VALUE_COLUMNS;
+            if (cli_print_cut(entry.value, entry.value_size, columns) == columns)
+                printf(" (%zu bytes; --wide shows all)", entry.value_size);
             putchar('\n');
         }
     }
@@ -55,75 +60,120 @@ static void print_files(const fst_model *model) {
     char size[16], header[16];
     for (size_t i = 0; i < fst_model_file_count(model); i++) {
         fst_file_info info = inspect_file(model, i);
-        printf("%s%s%s  %s, header %s, %zu tensors\n", cli_bold(), info.path, cli_plain(),
+        printf("%s%s%s  %s, header %s, %zu tensor%s\n", cli_bold(), info.path, cli_plain(),
                cli_size_text(info.size_bytes, size), cli_size_text(info.header_bytes, header),
-               info.tensor_count);
+               info.tensor_count, cli_plural(info.tensor_count));
     }
 }
 
-static int name_columns(const fst_model *model) {
-    int columns = 4;
-    for (size_t i = 0; i < fst_model_tensor_count(model) && columns < NAME_COLUMNS_MAX; i++) {
-        fst_tensor_info info = inspect_tensor(model, i);
-        int wanted = cli_columns(info.name, info.name_size);
-        if (wanted > columns) columns = wanted > NAME_COLUMNS_MAX ? NAME_COLUMNS_MAX : wanted;
+/// The columns of names: as the longest needs, as the terminal allows.
+static int name_columns(const inspect_list *list, bool wide, int *limit) {
+    int columns = 4, terminal = cli_terminal_columns(STDOUT_FILENO);
+    *limit = wide || terminal == 0 ? INT32_MAX : terminal - OTHER_COLUMNS;
+    if (*limit < 24) *limit = 24;
+    int most = *limit < NAME_COLUMNS_MAX ? *limit : NAME_COLUMNS_MAX;
+    for (size_t i = 0; i < list->count && columns < most; i++) {
+        int wanted = cli_columns(list->infos[i].name, list->infos[i].name_size);
+        if (wanted > columns) columns = wanted > most ? most : wanted;
     }
     return columns;
 }
 
-static void print_table(const fst_model *model) {
-    int columns = name_columns(model);
-    bool many_files = fst_model_file_count(model) > 1;
-    print_files(model);
+static void print_table(const inspect_list *list, bool wide) {
+    int limit, columns = name_columns(list, wide, &limit);
+    bool many_files = fst_model_file_count(list->model) > 1;
+    print_files(list->model);
     printf("\n%s%-*s  %-11s  %-22s %14s %16s%s%s\n", cli_dim(), columns, "name", "dtype", "shape",
            "bytes", "offset", many_files ? "  file" : "", cli_plain());
-    for (size_t i = 0; i < fst_model_tensor_count(model); i++) {
-        fst_tensor_info info = inspect_tensor(model, i);
+    for (size_t i = 0; i < list->count; i++) {
+        const fst_tensor_info *info = &list->infos[i];
         char shape[160];
-        int used = cli_print_name(info.name, info.name_size);
+        int used = cli_print_cut(info->name, info->name_size, limit);
         printf("%*s  %-11s  %-22s %14" PRIu64 " %16" PRIu64, used < columns ? columns - used : 0,
-               "", fst_dtype_name(info.dtype),
-               cli_shape_text(info.shape, info.rank, shape, sizeof shape), info.size_bytes,
-               info.file_offset);
-        if (many_files) printf("  %" PRIu32, info.file_index);
+               "", fst_dtype_name(info->dtype),
+               cli_shape_text(info->shape, info->rank, shape, sizeof shape), info->size_bytes,
+               info->file_offset);
+        if (many_files) printf("  %" PRIu32, info->file_index);
         putchar('\n');
     }
-    print_totals(model);
-    print_metadata(model);
+    print_totals(list);
+    print_metadata(list->model, wide);
 }
 
-int cmd_inspect(int argc, char **argv) {
-    static const struct option options[] = {
-        {"json", no_argument, NULL, 'j'},
-        {"tree", no_argument, NULL, 't'},
-        {"lenient", no_argument, NULL, 'l'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    bool json = false, tree = false;
-    fst_open_options open_options = {.struct_size = sizeof open_options};
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        switch (option) {
-        case 'j': json = true; break;
-        case 't': tree = true; break;
-        case 'l': open_options.flags |= FST_OPEN_LENIENT; break;
-        case 'h': print_help(); return EXIT_GOOD;
-        default: return cli_usage("inspect", "wrong option");
-        }
+static int print_model(const fst_model *model, const inspect_request *request) {
+    inspect_list list;
+    if (!inspect_list_make(model, &request->choice, &list)) return cli_no_memory();
+    int code = EXIT_GOOD;
+    if (list.count == 0 && request->choice.glob_count > 0)
+        code = cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+    else if (cli_wants_json())
+        inspect_print_json(&list);
+    else if (request->tree)
+        inspect_print_tree(&list);
+    else
+        print_table(&list, request->wide);
+    inspect_list_clear(&list);
+    return code;
+}
+
+static const char *const orders[] = {"file", "name", "size", "dtype", NULL};
+
+static int take(void *context, int key, cli_value value) {
+    inspect_request *request = context;
+    switch (key) {
+    case 't': request->tree = true; break;
+    case 'w': request->wide = true; break;
+    case 'l': request->lenient = true; break;
+    case 'o': request->choice.order = value.word; break;
+    default:
+        if (request->choice.glob_count == INSPECT_GLOB_COUNT_MAX)
+            return cli_usage("inspect", "too many --select");
+        request->choice.globs[request->choice.glob_count++] = value.text;
     }
-    if (optind + 1 != argc) return cli_usage("inspect", "expected one PATH");
-    if (json && tree) return cli_usage("inspect", "--json and --tree exclude each other");
+    return EXIT_GOOD;
+}
+
+static int run(int argc, char **argv) {
+    (void)argc;
+    inspect_request request = {0};
+    cli_operands operands;
+    int code = cli_parse(&inspect_command, argv, &request, &operands);
+    if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (request.tree && (cli_wants_json() || request.choice.order != INSPECT_BY_FILE))
+        return cli_usage("inspect", "--tree goes with neither --json nor --sort");
     fst_model *model;
     fst_error error;
-    if (fst_model_open(argv[optind], &open_options, &model, &error) != FST_OK)
+    fst_open_options options = {.struct_size = sizeof options,
+                                .flags = request.lenient ? FST_OPEN_LENIENT : 0};
+    if (fst_model_open(operands.words[0], &options, &model, &error) != FST_OK)
         return cli_fail(&error);
-    int code = EXIT_GOOD;
-    if (json)
-        inspect_print_json(model);
-    else if (tree)
-        code = inspect_print_tree(model);
-    else
-        print_table(model);
+    code = print_model(model, &request);
     fst_model_close(model);
     return code;
 }
+
+static const cli_option options[] = {
+    {'s', "select", "GLOB", NULL, "only tensors whose names match; may come several times"},
+    {'o', "sort", "ORDER", orders, "the order of the tensors (file)"},
+    {'t', "tree", NULL, NULL, "grouped by module path, with sizes"},
+    {'w', "wide", NULL, NULL, "cut no names and no metadata to the terminal's width"},
+    {'l', "lenient", NULL, NULL, "accept bytes after the last tensor"},
+    {0},
+};
+
+const cli_command inspect_command = {
+    .name = "inspect",
+    .operands = "PATH",
+    .summary = "list tensors, sizes and metadata of a model",
+    .about = "Lists the tensors of a model: name, dtype, shape, bytes, offset in the file; totals\n"
+             "per dtype; metadata. Only headers are read.",
+    .examples = "  fastsafetensors inspect model.safetensors\n"
+                "  fastsafetensors inspect --sort size --select '*.layers.0.*' folder\n"
+                "  fastsafetensors inspect --json model.safetensors | jq .totals\n",
+    .options = options,
+    .operand_min = 1,
+    .operand_max = 1,
+    .has_json = true,
+    .take = take,
+    .run = run,
+};

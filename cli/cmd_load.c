@@ -1,109 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 /// load: loads a model as asked and says how fast, by what and why.
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "cli.h"
+#include "commands.h"
 
 #define GLOB_COUNT_MAX 64
 
 typedef struct load_request {
-    const char *path;
     fst_load_options options;
     fst_load_tuning tuning;
     const char *globs[GLOB_COUNT_MAX];
-    unsigned long repeat;
-    bool json, no_progress, lenient;
+    uint64_t repeat;
+    bool lenient;
 } load_request;
 
-static void print_help(void) {
-    printf(
-        "usage: fastsafetensors load [OPTIONS] PATH\n\n"
-        "Loads a model into memory and prints time, speed, engine and why it was chosen.\n\n"
-        "  --device DEVICE   where to: cpu (default), cuda, cuda:N, hip, hip:N, gpu or pinned\n"
-        "  --gds WAY         GPUDirect Storage: auto (default), off or strict\n"
-        "  --mode MODE       auto (default), load (own memory) or map (views of the file)\n"
-        "  --engine ENGINE   auto (default), pread, direct, uring or mmap\n"
-        "  --ring WAY        where io_uring reads to: auto (measured), place or slots\n"
-        "  --numa POLICY     memory of several nodes: default, local or interleave\n"
-        "  --dtype DTYPE     convert floats (integers: only to wider ones) on the way, e.g. BF16\n"
-        "  --select GLOB     only tensors whose names match; may come several times\n"
-        "  --threads N       threads (default: by the machine)\n"
-        "  --budget SIZE     stream within this much memory (64M, 2GiB)\n"
-        "  --repeat N        load N times\n"
-        "  --lenient         accept bytes after the last tensor\n"
-        "  --no-progress     no progress bar, also on a terminal\n"
-        "  --json            one JSON object a load\n");
-}
+// In the order of the library's numbers.
+static const char *const modes[] = {"auto", "load", "map", NULL};
+static const char *const numas[] = {"default", "local", "interleave", NULL};
+static const char *const rings[] = {"auto", "place", "slots", NULL};
+static const char *const gds_ways[] = {"auto", "off", "strict", NULL};
+static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap", NULL};
 
-static const char *const modes[] = {"auto", "load", "map"};
-static const char *const numas[] = {"default", "local", "interleave"};
-static const char *const rings[] = {"auto", "place", "slots"};
-static const char *const gds_ways[] = {"auto", "off", "strict"};
-static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap"};
-
-static bool parse_count(const char *text, unsigned long max, unsigned long *out) {
-    char *end;
-    if (text[0] < '0' || text[0] > '9') return false;
-    *out = strtoul(text, &end, 10);
-    return *end == '\0' && *out <= max;
-}
-
-/// Takes one option; returns EXIT_GOOD, or the exit code after saying what is wrong.
-static int take_option(load_request *request, int option, const char *value) {
+static int take_number(load_request *request, int key, const char *text) {
     fst_load_options *options = &request->options;
-    unsigned long number = 0;
-    fst_error error;
-    int word;
-    switch (option) {
-    case 'd':
-        if (fst_device_parse(value, &options->device, &error) == FST_OK) return EXIT_GOOD;
-        return cli_usage("load", "%s", error.message);
-    case 'g':
-        word = cli_find_word(value, gds_ways, FST_GDS_COUNT);
-        options->gds = (fst_gds)(word < 0 ? 0 : word);
-        return word < 0 ? cli_usage("load", "unknown way '%s'", value) : EXIT_GOOD;
-    case 'm':
-        word = cli_find_word(value, modes, FST_MODE_COUNT);
-        options->mode = (fst_load_mode)(word < 0 ? 0 : word);
-        return word < 0 ? cli_usage("load", "unknown mode '%s'", value) : EXIT_GOOD;
-    case 'e':
-        word = cli_find_word(value, engines, FST_ENGINE_GDS);
-        options->engine = (fst_engine)(word < 0 ? 0 : word);
-        return word < 0 ? cli_usage("load", "unknown engine '%s'", value) : EXIT_GOOD;
-    case 'N':
-        word = cli_find_word(value, numas, FST_NUMA_COUNT);
-        request->tuning.numa = (fst_numa)(word < 0 ? 0 : word);
-        return word < 0 ? cli_usage("load", "unknown policy '%s'", value) : EXIT_GOOD;
-    case 'R':
-        word = cli_find_word(value, rings, FST_RING_COUNT);
-        request->tuning.ring = (fst_ring)(word < 0 ? 0 : word);
-        return word < 0 ? cli_usage("load", "unknown ring '%s'", value) : EXIT_GOOD;
-    case 'D':
-        word = cli_find_dtype(value);
-        options->convert = 1;
-        options->dtype = (fst_dtype)(word < 0 ? 0 : word);
-        return word < 0 ? cli_usage("load", "unknown dtype '%s'", value) : EXIT_GOOD;
-    case 's':
-        if (options->glob_count == GLOB_COUNT_MAX) return cli_usage("load", "too many --select");
-        request->globs[options->glob_count++] = value;
-        return EXIT_GOOD;
+    uint64_t number = 0;
+    switch (key) {
     case 't':
-        if (!parse_count(value, 1024, &number)) return cli_usage("load", "bad number '%s'", value);
+        if (!cli_parse_count(text, 1024, &number))
+            return cli_usage("load", "--threads takes a number up to 1024, not '%s'", text);
         options->thread_count = (uint32_t)number;
         return EXIT_GOOD;
     case 'b':
-        return cli_parse_size(value, &options->budget_bytes) && options->budget_bytes > 0
-                   ? EXIT_GOOD
-                   : cli_usage("load", "bad size '%s'", value);
+        if (!cli_parse_size(text, &options->budget_bytes) || options->budget_bytes == 0)
+            return cli_usage("load", "--budget takes a size (64M, 2GiB), not '%s'", text);
+        return EXIT_GOOD;
     default:
-        return parse_count(value, 1000000, &request->repeat) && request->repeat > 0
-                   ? EXIT_GOOD
-                   : cli_usage("load", "bad number '%s'", value);
+        if (!cli_parse_count(text, 1000000, &request->repeat) || request->repeat == 0)
+            return cli_usage("load", "--repeat takes 1 to 1000000, not '%s'", text);
+        return EXIT_GOOD;
+    }
+}
+
+static int take(void *context, int key, cli_value value) {
+    load_request *request = context;
+    fst_load_options *options = &request->options;
+    fst_error error;
+    switch (key) {
+    case 'd':
+        if (fst_device_parse(value.text, &options->device, &error) == FST_OK) return EXIT_GOOD;
+        return cli_usage("load", "%s", error.message);
+    case 'g': options->gds = (fst_gds)value.word; return EXIT_GOOD;
+    case 'm': options->mode = (fst_load_mode)value.word; return EXIT_GOOD;
+    case 'e': options->engine = (fst_engine)value.word; return EXIT_GOOD;
+    case 'N': request->tuning.numa = (fst_numa)value.word; return EXIT_GOOD;
+    case 'R': request->tuning.ring = (fst_ring)value.word; return EXIT_GOOD;
+    case 'l': request->lenient = true; return EXIT_GOOD;
+    case 'D':
+        options->convert = 1;
+        options->dtype = (fst_dtype)value.word;
+        return EXIT_GOOD;
+    case 's':
+        if (options->glob_count == GLOB_COUNT_MAX) return cli_usage("load", "too many --select");
+        request->globs[options->glob_count++] = value.text;
+        return EXIT_GOOD;
+    default: return take_number(request, key, value.text);
     }
 }
 
@@ -121,37 +84,6 @@ static int check_request(const load_request *request) {
          request->tuning.numa != FST_NUMA_DEFAULT || options->budget_bytes > 0))
         return cli_usage("load", "--mode map reads nothing: no --engine, --ring, --numa, --budget");
     return EXIT_GOOD;
-}
-
-static int parse_arguments(int argc, char **argv, load_request *request, bool *done) {
-    static const struct option options[] = {
-        {"device", required_argument, NULL, 'd'},  {"gds", required_argument, NULL, 'g'},
-        {"mode", required_argument, NULL, 'm'},    {"engine", required_argument, NULL, 'e'},
-        {"dtype", required_argument, NULL, 'D'},   {"ring", required_argument, NULL, 'R'},
-        {"numa", required_argument, NULL, 'N'},    {"select", required_argument, NULL, 's'},
-        {"threads", required_argument, NULL, 't'}, {"budget", required_argument, NULL, 'b'},
-        {"repeat", required_argument, NULL, 'r'},  {"lenient", no_argument, NULL, 'l'},
-        {"no-progress", no_argument, NULL, 'n'},   {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
-    };
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        int code = EXIT_GOOD;
-        switch (option) {
-        case 'l': request->lenient = true; break;
-        case 'n': request->no_progress = true; break;
-        case 'j': request->json = true; break;
-        case 'h':
-            print_help();
-            *done = true;
-            return EXIT_GOOD;
-        case '?': return cli_usage("load", "wrong option");
-        default: code = take_option(request, option, optarg);
-        }
-        if (code != EXIT_GOOD) return code;
-    }
-    if (optind + 1 != argc) return cli_usage("load", "expected one PATH");
-    request->path = argv[optind];
-    return check_request(request);
 }
 
 static void print_json(const fst_load_stats *s, double seconds) {
@@ -176,9 +108,14 @@ static void print_json(const fst_load_stats *s, double seconds) {
 
 static void print_stats(const fst_load_stats *s, double seconds) {
     char requested[16], read[16], copied[16], buffers[16];
-    printf("%s%.3f s, %.2f GB/s%s  %zu tensors, %s\n", cli_bold(), seconds,
-           (double)s->bytes_requested / 1e9 / (seconds > 0 ? seconds : 1e-9), cli_plain(),
-           s->tensor_count, cli_size_text(s->bytes_requested, requested));
+    // Views of the file have moved nothing: a speed would be one of nothing.
+    bool moved = strcmp(s->mode, "map") != 0;
+    printf("%s%.3f s", cli_bold(), seconds);
+    if (moved)
+        printf(", %.2f GB/s", (double)s->bytes_requested / 1e9 / (seconds > 0 ? seconds : 1e-9));
+    printf("%s  %zu tensor%s, %s%s\n", cli_plain(), s->tensor_count, cli_plural(s->tensor_count),
+           cli_size_text(s->bytes_requested, requested),
+           moved ? "" : " as views of the file: nothing was read or copied");
     printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine, s->thread_count,
            s->reason);
     printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s, %" PRIu64 " of %" PRIu64
@@ -202,57 +139,92 @@ static fst_status consume(fst_loader *loader, fst_error *error) {
     return status == FST_END ? FST_OK : status;
 }
 
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+/// Failures of memory have ways out, which not everybody knows.
+static int fail_load(const fst_error *error) {
+    int code = cli_fail(error);
+    if ((error->status == FST_E_NO_MEMORY || error->status == FST_E_BUDGET) && !cli_wants_json())
+        fprintf(stderr, "to load less at a time: --budget SIZE (a stream within this much memory), "
+                        "--select GLOB (some tensors), --mode map (views of the file)\n");
+    return code;
 }
 
 static int load_once(fst_model *model, load_request *request) {
     fst_error error;
     fst_loader *loader;
-    double start = seconds_now();
+    request->options.progress = cli_progress_begin();
+    double start = cli_seconds_now();
     if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK)
-        return cli_fail(&error);
+        return fail_load(&error);
     fst_status status = FST_OK;
     if (request->options.budget_bytes == 0) status = fst_loader_wait(loader, -1, &error);
     if (status == FST_OK) status = consume(loader, &error);
-    double seconds = seconds_now() - start;
-    if (request->options.progress != NULL) fprintf(stderr, "\n");
+    double seconds = cli_seconds_now() - start;
     fst_load_stats stats = {.struct_size = sizeof stats};
     if (status == FST_OK) status = fst_loader_stats_get(loader, &stats, &error);
     fst_loader_close(loader);
-    if (status != FST_OK) return cli_fail(&error);
-    if (stats.tensor_count == 0 && request->options.glob_count > 0) {
-        fprintf(stderr, "fastsafetensors: no tensor's name matches\n");
-        return EXIT_INVALID;
-    }
-    if (request->json)
-        print_json(&stats, seconds);
-    else
-        print_stats(&stats, seconds);
+    cli_progress_end(status == FST_OK);
+    if (status != FST_OK) return fail_load(&error);
+    if (stats.tensor_count == 0 && request->options.glob_count > 0)
+        return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+    (cli_wants_json() ? print_json : print_stats)(&stats, seconds);
     return EXIT_GOOD;
 }
 
-int cmd_load(int argc, char **argv) {
+static int run(int argc, char **argv) {
+    (void)argc;
     load_request request = {.options = {.struct_size = sizeof request.options, .map_populate = 1},
                             .tuning = FST_STRUCT_INIT(fst_load_tuning),
                             .repeat = 1};
+    cli_operands operands;
+    int code = cli_parse(&load_command, argv, &request, &operands);
+    if (code == EXIT_GOOD && !operands.is_answered) code = check_request(&request);
+    if (code != EXIT_GOOD || operands.is_answered) return code;
     request.options.tuning = &request.tuning;
-    bool done = false;
-    int code = parse_arguments(argc, argv, &request, &done);
-    if (code != EXIT_GOOD || done) return code;
     request.options.globs = request.globs;
-    if (cli_stderr_is_terminal() && !request.no_progress && !request.json)
-        request.options.progress = cli_show_progress;
     fst_open_options open_options = {.struct_size = sizeof open_options,
                                      .flags = request.lenient ? FST_OPEN_LENIENT : 0};
     fst_model *model;
     fst_error error;
-    if (fst_model_open(request.path, &open_options, &model, &error) != FST_OK)
+    if (fst_model_open(operands.words[0], &open_options, &model, &error) != FST_OK)
         return cli_fail(&error);
-    for (unsigned long i = 0; i < request.repeat && code == EXIT_GOOD; i++)
+    for (uint64_t i = 0; i < request.repeat && code == EXIT_GOOD; i++)
         code = load_once(model, &request);
     fst_model_close(model);
     return code;
 }
+
+static const cli_option options[] = {
+    {'d', "device", "DEVICE", NULL,
+     "where to: cpu (default), cuda, cuda:N, hip, hip:N, gpu, pinned"},
+    {'g', "gds", "WAY", gds_ways, "GPUDirect Storage, of loads to a GPU (auto)"},
+    {'m', "mode", "MODE", modes,
+     "own memory (load) or views of the file (map); auto: by what the page cache holds"},
+    {'e', "engine", "ENGINE", engines, "what reads the bytes (auto)"},
+    {'R', "ring", "WAY", rings, "where io_uring reads to (auto: measured)"},
+    {'N', "numa", "POLICY", numas, "memory of machines of several nodes (default)"},
+    {'D', "dtype", "DTYPE", cli_dtype_words,
+     "convert floats (integers: only to wider ones) on the way"},
+    {'s', "select", "GLOB", NULL, "only tensors whose names match; may come several times"},
+    {'t', "threads", "N", NULL, "threads (by the machine)"},
+    {'b', "budget", "SIZE", NULL, "stream within this much memory (64M, 2GiB)"},
+    {'r', "repeat", "N", NULL, "load N times"},
+    {'l', "lenient", NULL, NULL, "accept bytes after the last tensor"},
+    {0},
+};
+
+const cli_command load_command = {
+    .name = "load",
+    .operands = "PATH",
+    .summary = "load a model and say how fast, by what and why",
+    .about = "Loads a model into memory and prints time, speed, engine and why it was chosen.\n"
+             "With --json, one object a load.",
+    .examples = "  fastsafetensors load --mode load --repeat 3 model.safetensors\n"
+                "  fastsafetensors load --dtype BF16 --budget 512M folder\n",
+    .options = options,
+    .operand_min = 1,
+    .operand_max = 1,
+    .has_json = true,
+    .has_progress = true,
+    .take = take,
+    .run = run,
+};

@@ -1,59 +1,180 @@
 // SPDX-License-Identifier: Apache-2.0
-/// verify: is it a valid model?
-#include <getopt.h>
+/// verify: is a model what the format says, and is all of it there?
+#include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 
+#include "commands.h"
 #include "hash_store.h"
 
-static void print_help(void) {
-    printf("usage: fastsafetensors verify [--lenient] [--quiet] [--hash] PATH...\n\n"
-           "Checks headers and, of sharded models, the index. Exit code: 0 all valid, 1 one is\n"
-           "invalid (with the error's name, the tensor and the byte), 2 one could not be read.\n\n"
-           "  --lenient   accept bytes after the last tensor\n"
-           "  --hash      compare all bytes with the digests that 'hash' has kept\n"
-           "  --quiet     say nothing of valid ones\n");
+typedef struct verify_request {
+    fst_open_options open;
+    bool quiet, hash;
+} verify_request;
+
+/// What was found wrong with one path.
+typedef struct path_verdict {
+    const char *path;
+    fst_error first; ///< what opening it said
+    int code;
+    size_t told; ///< errors printed
+} path_verdict;
+
+static bool ends_with(const char *text, const char *ending) {
+    size_t size = strlen(text), ending_size = strlen(ending);
+    return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
 }
 
-static int verify_path(const char *path, const fst_open_options *options, bool quiet, bool hash) {
+/// A set that lacks a file, or a folder without one, is there to be read, and not valid.
+static int code_of(const char *path, const fst_error *error) {
+    struct stat info;
+    bool lacks = error->status == FST_E_NOT_FOUND || error->status == FST_E_NO_TENSORS;
+    return lacks && stat(path, &info) == 0 ? EXIT_INVALID : cli_code_of(error->status);
+}
+
+static void tell(path_verdict *verdict, const fst_error *error) {
+    if (cli_wants_json()) {
+        printf("%s", verdict->told > 0 ? ", " : "");
+        cli_print_error_json(error);
+    } else {
+        fprintf(stderr, "fastsafetensors: %s\n", error->message);
+    }
+    verdict->told++;
+}
+
+/// What else is wrong in a folder: its other files, each for itself, and downloads that have not
+/// ended.
+static void tell_of_entry(path_verdict *verdict, const char *folder, const char *name,
+                          const fst_open_options *options) {
+    static const char *const unfinished[] = {".incomplete", ".part", ".crdownload", ".aria2",
+                                             ".download"};
+    fst_error error = {.byte_offset = FST_NO_OFFSET, .status = FST_E_NOT_FOUND};
+    size_t size = strlen(folder) + strlen(name) + 2;
+    char *path = malloc(size);
+    if (path == NULL) return;
+    snprintf(path, size, "%s/%s", folder, name);
+    for (size_t i = 0; i < sizeof unfinished / sizeof *unfinished; i++)
+        if (ends_with(name, unfinished[i])) {
+            snprintf(error.file, sizeof error.file, "%s", path);
+            snprintf(error.message, sizeof error.message,
+                     "a download that has not ended lies beside it, in %.400s", path);
+            tell(verdict, &error);
+        }
+    fst_model *model = NULL;
+    if (ends_with(name, ".safetensors") && name[0] != '.' &&
+        fst_model_open(path, options, &model, &error) != FST_OK &&
+        strcmp(error.file, verdict->first.file) != 0)
+        tell(verdict, &error);
+    fst_model_close(model);
+    free(path);
+}
+
+static void tell_all(path_verdict *verdict, const fst_open_options *options) {
+    struct dirent **entries;
+    struct stat info;
+    char *folder = strdup(verdict->path);
+    char *slash = folder == NULL ? NULL : strrchr(folder, '/');
+    bool is_index = ends_with(verdict->path, ".index.json");
+    tell(verdict, &verdict->first);
+    if (folder != NULL && is_index)
+        snprintf(slash == NULL ? folder : slash, 2, slash == NULL ? "." : "");
+    if (folder != NULL && stat(folder, &info) == 0 && S_ISDIR(info.st_mode)) {
+        int count = scandir(folder, &entries, NULL, alphasort);
+        for (int i = 0; i < count; i++) {
+            tell_of_entry(verdict, folder, entries[i]->d_name, options);
+            free(entries[i]);
+        }
+        if (count >= 0) free(entries);
+    }
+    free(folder);
+}
+
+static int refuse_path(const char *path, const fst_error *error, const verify_request *request) {
+    path_verdict verdict = {.path = path, .first = *error, .code = code_of(path, error)};
+    if (cli_wants_json()) {
+        printf("{\"path\": ");
+        cli_print_json(path, strlen(path));
+        printf(", \"valid\": false, \"errors\": [");
+    }
+    tell_all(&verdict, &request->open);
+    if (cli_wants_json())
+        printf("]}\n");
+    else if (verdict.code == EXIT_INVALID)
+        printf("%s: invalid: %s\n", path, fst_status_name(error->status));
+    return verdict.code;
+}
+
+static int accept_path(const char *path, fst_model *model, const verify_request *request) {
+    size_t tensors = fst_model_tensor_count(model), files = fst_model_file_count(model);
+    int code = EXIT_GOOD;
+    if (cli_wants_json()) {
+        printf("{\"path\": ");
+        cli_print_json(path, strlen(path));
+        printf(", \"valid\": true, \"tensors\": %zu, \"files\": %zu", tensors, files);
+    } else if (!request->quiet) {
+        printf("%s: valid, %zu tensors in %zu file%s\n", path, tensors, files, cli_plural(files));
+    }
+    if (request->hash) code = hash_verify(path, model, request->quiet);
+    if (cli_wants_json()) printf("}\n");
+    return code;
+}
+
+static int verify_path(const char *path, const verify_request *request) {
     fst_model *model;
     fst_error error;
-    if (fst_model_open(path, options, &model, &error) != FST_OK) {
-        int code = cli_fail(&error);
-        if (code == EXIT_INVALID) printf("%s: invalid: %s\n", path, fst_status_name(error.status));
-        return code;
-    }
-    if (!quiet)
-        printf("%s: valid, %zu tensors in %zu file%s\n", path, fst_model_tensor_count(model),
-               fst_model_file_count(model), fst_model_file_count(model) == 1 ? "" : "s");
-    int code = hash ? hash_verify(path, model, quiet) : EXIT_GOOD;
+    if (fst_model_open(path, &request->open, &model, &error) != FST_OK)
+        return refuse_path(path, &error, request);
+    int code = accept_path(path, model, request);
     fst_model_close(model);
     return code;
 }
 
-int cmd_verify(int argc, char **argv) {
-    static const struct option options[] = {
-        {"lenient", no_argument, NULL, 'l'},
-        {"quiet", no_argument, NULL, 'q'},
-        {"hash", no_argument, NULL, 'H'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    fst_open_options open_options = {.struct_size = sizeof open_options};
-    bool quiet = false, hash = false;
-    for (int option; (option = getopt_long(argc, argv, "hq", options, NULL)) != -1;) {
-        switch (option) {
-        case 'l': open_options.flags |= FST_OPEN_LENIENT; break;
-        case 'q': quiet = true; break;
-        case 'H': hash = true; break;
-        case 'h': print_help(); return EXIT_GOOD;
-        default: return cli_usage("verify", "wrong option");
-        }
-    }
-    if (optind >= argc) return cli_usage("verify", "expected a PATH");
-    int worst = EXIT_GOOD;
-    for (int i = optind; i < argc; i++) {
-        int code = verify_path(argv[i], &open_options, quiet, hash);
+static int take(void *context, int key, cli_value value) {
+    verify_request *request = context;
+    (void)value;
+    if (key == 'l') request->open.flags |= FST_OPEN_LENIENT;
+    if (key == 'q') request->quiet = true;
+    if (key == 'H') request->hash = true;
+    return EXIT_GOOD;
+}
+
+static int run(int argc, char **argv) {
+    (void)argc;
+    verify_request request = {.open = {.struct_size = sizeof request.open}};
+    cli_operands operands;
+    int worst = cli_parse(&verify_command, argv, &request, &operands);
+    if (worst != EXIT_GOOD || operands.is_answered) return worst;
+    for (int i = 0; i < operands.count; i++) {
+        int code = verify_path(operands.words[i], &request);
         if (code > worst) worst = code;
     }
     return worst;
 }
+
+static const cli_option options[] = {
+    {'l', "lenient", NULL, NULL, "accept bytes after the last tensor"},
+    {'H', "hash", NULL, NULL, "compare all bytes with the digests that 'hash' has kept"},
+    {'q', "quiet", NULL, NULL, "say nothing of valid ones"},
+    {0},
+};
+
+const cli_command verify_command = {
+    .name = "verify",
+    .operands = "PATH..",
+    .summary = "check a model's headers; exit 0 valid, 1 invalid, 2 unreadable",
+    .about = "Checks headers and, of sharded models, the index and that all files are there. Of a\n"
+             "folder, every damaged file is told. Exit code: 0 all valid, 1 one is invalid (with\n"
+             "the error's name, the tensor and the byte), 2 one could not be read. With --json,\n"
+             "one object a path.",
+    .examples = "  fastsafetensors verify folder other.safetensors\n"
+                "  fastsafetensors verify --json folder | jq '.errors[].kind'\n",
+    .options = options,
+    .operand_min = 1,
+    .operand_max = 100000,
+    .has_json = true,
+    .has_progress = true,
+    .take = take,
+    .run = run,
+};

@@ -60,7 +60,7 @@ const digest_library *cli_digest_library(const char *algorithm) {
                               : strcmp(algorithm, "sha256") == 0 ? &sha256
                                                                  : NULL;
     if (library == NULL) { // of kept digests: the command line is checked before
-        fprintf(stderr, "fastsafetensors: digests by '%s' are not known here\n", algorithm);
+        cli_refuse(EXIT_MISSING, "Unsupported", "digests by '%s' are not known here", algorithm);
         return NULL;
     }
     for (size_t i = 0; i < 4 && library->files[i] != NULL; i++) {
@@ -68,8 +68,8 @@ const digest_library *cli_digest_library(const char *algorithm) {
         void *handle = dlopen(library->files[i], RTLD_NOW | RTLD_LOCAL);
         if (handle != NULL && bind_symbols(library, handle)) return library;
     }
-    fprintf(stderr, "fastsafetensors: %s needs %s, which is not installed here\n", library->name,
-            library->package);
+    cli_refuse(EXIT_MISSING, "NotInstalled", "%s needs %s, which is not installed here",
+               library->name, library->package);
     return NULL;
 }
 

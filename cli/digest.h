@@ -26,7 +26,6 @@ void cli_digest_end(const digest_library *library, void *state, char *text);
 ///   file HEX NAME            (each file, every byte)
 ///   tensor HEX NAME          (names as JSON strings)
 /// The text is the caller's, to be freed. Returns an exit code.
-int cli_digest_model(fst_model *model, const digest_library *library, bool no_progress,
-                     char **text);
+int cli_digest_model(fst_model *model, const digest_library *library, char **text);
 
 #endif

@@ -80,8 +80,8 @@ static int add_header(digest_job *job, const fst_file_info *info) {
     if (file != NULL) fclose(file);
     free(bytes);
     if (got == info->header_bytes) return EXIT_GOOD;
-    fprintf(stderr, "fastsafetensors: the header could not be read again, in %s\n", info->path);
-    return EXIT_UNREADABLE;
+    return cli_refuse(EXIT_UNREADABLE, "IoError", "the header could not be read again, in %s",
+                      info->path);
 }
 
 static void put_quoted(FILE *out, const char *text, size_t size) {
@@ -147,10 +147,9 @@ static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t 
     return code;
 }
 
-static int digest_all(digest_job *job, bool no_progress) {
+static int digest_all(digest_job *job) {
     fst_error error;
     fst_loader *loader = NULL;
-    bool shows = cli_stderr_is_terminal() && !no_progress;
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .order = FST_ORDER_REQUEST,
@@ -159,7 +158,7 @@ static int digest_all(digest_job *job, bool no_progress) {
                                 .budget_bytes = BUDGET_BYTES,
                                 // Cached chunks by pread: mapped pages would count as our memory.
                                 .no_sigbus_guard = 1,
-                                .progress = shows ? cli_show_progress : NULL};
+                                .progress = cli_progress_begin()};
     if (job->item_count > 0 && fst_loader_open(job->model, &options, &loader, &error) != FST_OK)
         return cli_fail(&error);
     int code = EXIT_GOOD;
@@ -168,21 +167,20 @@ static int digest_all(digest_job *job, bool no_progress) {
     for (size_t f = 0; f < fst_model_file_count(job->model) && code == EXIT_GOOD; f++)
         code = digest_file(job, loader, f, &tensor);
     fst_loader_close(loader);
-    if (shows) fprintf(stderr, "\n");
+    cli_progress_end(code == EXIT_GOOD);
     return code;
 }
 
-int cli_digest_model(fst_model *model, const digest_library *library, bool no_progress,
-                     char **text) {
+int cli_digest_model(fst_model *model, const digest_library *library, char **text) {
     size_t size;
     digest_job job = {.model = model, .library = library};
     *text = NULL;
     job.out = open_memstream(text, &size);
     int code = EXIT_UNREADABLE;
     if (job.out == NULL || !cut_tensors(&job))
-        fprintf(stderr, "fastsafetensors: out of memory\n");
+        code = cli_no_memory();
     else
-        code = digest_all(&job, no_progress);
+        code = digest_all(&job);
     if (job.out != NULL && fclose(job.out) != 0) code = EXIT_UNREADABLE;
     free(job.items);
     free(job.numbers);

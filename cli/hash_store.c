@@ -64,8 +64,7 @@ int hash_sidecar_write(const char *path, const char *text) {
     // The name is replaced, so that a link that was planted under it goes, and not what it names.
     if (good && rename(fresh, target) != 0) good = false;
     if (!good) {
-        fprintf(stderr, "fastsafetensors: writing %s: %s\n", target == NULL ? path : target,
-                strerror(errno));
+        cli_fail_errno("writing", target == NULL ? path : target);
         if (fd >= 0) unlink(fresh);
     }
     free(target);
@@ -171,6 +170,8 @@ void hash_metadata_free(fst_metadata_entry *entries, size_t count) {
 
 // ---- verifying ----
 
+static size_t difference_count; ///< said so far, of one path
+
 /// The kept digests, terminated; NULL when there are none. A pipe in their place is not waited for.
 static char *read_sidecar(const char *path) {
     char *name = sidecar_path(path, ".digest"), *text = NULL;
@@ -210,6 +211,18 @@ static const char *embedded_digest(const fst_metadata_entry *entries, size_t cou
     return NULL;
 }
 
+/// What differs, in JSON as strings of the array that the caller began.
+static void say_different(const char *text, size_t size, bool is_unknown) {
+    if (cli_wants_json()) {
+        printf("%s", difference_count++ > 0 ? ", " : "");
+        cli_print_json(text, size);
+        return;
+    }
+    printf("differs: ");
+    cli_print_name(text, size);
+    printf(is_unknown ? " (no digest is kept)\n" : "\n");
+}
+
 static int compare_embedded(const fst_model *model, const char *text) {
     size_t count, tensor = 0;
     int code = EXIT_GOOD;
@@ -223,9 +236,7 @@ static int compare_embedded(const fst_model *model, const char *text) {
             continue;
         const char *kept = embedded_digest(entries, count, &info);
         if (kept != NULL && strlen(kept) == hex_size && memcmp(kept, hex, hex_size) == 0) continue;
-        printf("differs: ");
-        cli_print_name(info.name, info.name_size);
-        printf(kept == NULL ? " (no digest is kept)\n" : "\n");
+        say_different(info.name, info.name_size, kept == NULL);
         code = EXIT_INVALID;
     }
     free(entries);
@@ -239,9 +250,7 @@ static int compare_lines(const char *kept, const char *found) {
         size_t kept_size = strcspn(kept, "\n"), found_size = strcspn(found, "\n");
         if (kept_size != found_size || memcmp(kept, found, kept_size) != 0) {
             const char *line = *kept != '\0' ? kept : found;
-            printf("differs: ");
-            cli_print_name(line, strcspn(line, "\n"));
-            printf("\n");
+            say_different(line, strcspn(line, "\n"), false);
             code = EXIT_INVALID;
         }
         kept = next_line(kept);
@@ -250,23 +259,38 @@ static int compare_lines(const char *kept, const char *found) {
     return code;
 }
 
-int hash_verify(const char *path, fst_model *model, bool quiet) {
-    char algorithm[16] = "", *kept = read_sidecar(path), *found = NULL;
+/// The algorithm of the digests that are kept; "" when none are.
+static void find_algorithm(const fst_model *model, const char *kept, char *algorithm,
+                           size_t capacity) {
     if (kept != NULL && strncmp(kept, FIRST_LINE, strlen(FIRST_LINE)) == 0)
-        snprintf(algorithm, sizeof algorithm, "%.*s", (int)strcspn(kept + strlen(FIRST_LINE), "\n"),
+        snprintf(algorithm, capacity, "%.*s", (int)strcspn(kept + strlen(FIRST_LINE), "\n"),
                  kept + strlen(FIRST_LINE));
     else if (kept == NULL)
-        read_embedded(model, algorithm, sizeof algorithm);
+        read_embedded(model, algorithm, capacity);
+}
+
+int hash_verify(const char *path, fst_model *model, bool quiet) {
+    char algorithm[16] = "", *kept = read_sidecar(path), *found = NULL;
+    bool json = cli_wants_json();
+    find_algorithm(model, kept, algorithm, sizeof algorithm);
     if (algorithm[0] == '\0') {
-        printf("%s: no digests are kept, beside it or inside\n", path);
+        if (json)
+            printf(", \"digests\": null");
+        else
+            printf("%s: no digests are kept, beside it or inside\n", path);
         free(kept);
         return EXIT_INVALID;
     }
     const digest_library *library = cli_digest_library(algorithm);
-    int code = library == NULL ? EXIT_MISSING : cli_digest_model(model, library, quiet, &found);
-    if (code == EXIT_GOOD)
+    int code = library == NULL ? EXIT_MISSING : cli_digest_model(model, library, &found);
+    difference_count = 0;
+    if (json && code == EXIT_GOOD) printf(", \"digests\": \"%s\", \"different\": [", algorithm);
+    if (code == EXIT_GOOD) {
         code = kept != NULL ? compare_lines(kept, found) : compare_embedded(model, found);
-    if (code == EXIT_GOOD && !quiet) printf("%s: all digests (%s) are right\n", path, algorithm);
+        if (json) printf("]");
+    }
+    if (code == EXIT_GOOD && !quiet && !json)
+        printf("%s: all digests (%s) are right\n", path, algorithm);
     free(kept);
     free(found);
     return code;

@@ -36,10 +36,10 @@ static void print_files(const fst_model *model) {
     }
 }
 
-static void print_tensors(const fst_model *model) {
+static void print_tensors(const inspect_list *list) {
     printf("],\n \"tensors\": [");
-    for (size_t i = 0; i < fst_model_tensor_count(model); i++) {
-        fst_tensor_info info = inspect_tensor(model, i);
+    for (size_t i = 0; i < list->count; i++) {
+        fst_tensor_info info = list->infos[i];
         printf("%s\n  {\"name\": ", i > 0 ? "," : "");
         cli_print_json(info.name, info.name_size);
         printf(", \"dtype\": \"%s\", \"shape\": [", fst_dtype_name(info.dtype));
@@ -50,14 +50,14 @@ static void print_tensors(const fst_model *model) {
     }
 }
 
-void inspect_print_json(const fst_model *model) {
+void inspect_print_json(const inspect_list *list) {
     inspect_totals totals;
-    inspect_count(model, &totals);
-    print_files(model);
-    print_tensors(model);
+    inspect_count(list, &totals);
+    print_files(list->model);
+    print_tensors(list);
     printf("],\n \"totals\": {\"tensors\": %zu, \"bytes\": %" PRIu64 ", \"elements\": %" PRIu64
            ", \"dtypes\": {",
-           fst_model_tensor_count(model), totals.all_bytes, totals.elements);
+           list->count, totals.all_bytes, totals.elements);
     const char *comma = "";
     for (int i = 0; i < FST_DTYPE_COUNT; i++) {
         if (totals.count[i] == 0) continue;

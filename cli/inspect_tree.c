@@ -9,16 +9,6 @@
 /// Deeper names are printed as one leaf: a hostile name must not exhaust the stack.
 #define DEPTH_MAX 64
 
-typedef struct leaf {
-    fst_tensor_info info;
-} leaf;
-
-/// Digits compare as numbers, so that layer 10 follows layer 9.
-static int compare_names(const void *a, const void *b) {
-    const fst_tensor_info *x = &((const leaf *)a)->info, *y = &((const leaf *)b)->info;
-    return strverscmp(x->name, y->name);
-}
-
 /// Where the part of the name that begins at `start` ends.
 static size_t part_end(const fst_tensor_info *info, size_t start) {
     const char *dot = memchr(info->name + start, '.', info->name_size - start);
@@ -26,11 +16,12 @@ static size_t part_end(const fst_tensor_info *info, size_t start) {
 }
 
 /// The end of the run of leaves that share the part [start, end) of leaf `first`.
-static size_t group_end(const leaf *leaves, size_t first, size_t last, size_t start, size_t end) {
+static size_t group_end(const fst_tensor_info *leaves, size_t first, size_t last, size_t start,
+                        size_t end) {
     size_t next = first + 1;
-    const char *part = leaves[first].info.name + start;
+    const char *part = leaves[first].name + start;
     for (; next < last; next++) {
-        const fst_tensor_info *info = &leaves[next].info;
+        const fst_tensor_info *info = &leaves[next];
         if (info->name_size < end || part_end(info, start) != end ||
             memcmp(info->name + start, part, end - start) != 0)
             break;
@@ -48,9 +39,10 @@ static void print_leaf(const fst_tensor_info *info, size_t start, int indent) {
            cli_size_text(info->size_bytes, size), cli_plain());
 }
 
-static void print_level(const leaf *leaves, size_t first, size_t last, size_t start, int depth) {
+static void print_level(const fst_tensor_info *leaves, size_t first, size_t last, size_t start,
+                        int depth) {
     while (first < last) {
-        const fst_tensor_info *info = &leaves[first].info;
+        const fst_tensor_info *info = &leaves[first];
         size_t end = part_end(info, start);
         if (end == info->name_size || depth >= DEPTH_MAX) {
             print_leaf(info, start, 2 * depth);
@@ -60,7 +52,7 @@ static void print_level(const leaf *leaves, size_t first, size_t last, size_t st
         size_t next = group_end(leaves, first, last, start, end);
         uint64_t bytes = 0;
         char size[16];
-        for (size_t i = first; i < next; i++) bytes += leaves[i].info.size_bytes;
+        for (size_t i = first; i < next; i++) bytes += leaves[i].size_bytes;
         printf("%*s%s", 2 * depth, "", cli_bold());
         cli_print_name(info->name + start, end - start);
         printf("%s  %s%s, %zu tensor%s%s\n", cli_plain(), cli_dim(), cli_size_text(bytes, size),
@@ -70,16 +62,12 @@ static void print_level(const leaf *leaves, size_t first, size_t last, size_t st
     }
 }
 
-int inspect_print_tree(const fst_model *model) {
-    size_t count = fst_model_tensor_count(model);
-    leaf *leaves = calloc(count + 1, sizeof *leaves);
-    if (leaves == NULL) {
-        fprintf(stderr, "fastsafetensors: out of memory\n");
-        return EXIT_UNREADABLE;
-    }
-    for (size_t i = 0; i < count; i++) leaves[i].info = inspect_tensor(model, i);
-    qsort(leaves, count, sizeof *leaves, compare_names);
-    print_level(leaves, 0, count, 0, 0);
-    free(leaves);
-    return EXIT_GOOD;
+/// Digits compare as numbers, so that layer 10 follows layer 9.
+static int compare_names(const void *a, const void *b) {
+    return strverscmp(((const fst_tensor_info *)a)->name, ((const fst_tensor_info *)b)->name);
+}
+
+void inspect_print_tree(inspect_list *list) {
+    qsort(list->infos, list->count, sizeof *list->infos, compare_names);
+    print_level(list->infos, 0, list->count, 0, 0);
 }

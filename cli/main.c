@@ -4,34 +4,27 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
-#include "cli.h"
+#include "commands.h"
+#include "options.h"
 
-static const struct {
-    const char *name;
-    cli_command run;
-    const char *summary;
-} commands[] = {
-    {"inspect", cmd_inspect, "list tensors, sizes and metadata of a model"},
-    {"verify", cmd_verify, "check a model's headers; exit 0 valid, 1 invalid, 2 unreadable"},
-    {"load", cmd_load, "load a model and say how fast, by what and why"},
-    {"convert", cmd_convert, "write a model anew: dtype, alignment, order; torch files too"},
-    {"extract", cmd_extract, "write some tensors of a model to a new file"},
-    {"split", cmd_split, "write a model as a sharded set: by size, number or layer"},
-    {"merge", cmd_merge, "write a sharded model, or several files, as one file"},
-    {"diff", cmd_diff, "compare two models: names, shapes, dtypes, bytes, values"},
-    {"hash", cmd_hash, "digests of tensors and files, to be kept beside them or inside"},
-    {"bench", cmd_bench, "time every way to load a file, beside plain reads"},
-    {"engines", cmd_engines, "what can read files here, and why"},
+const cli_command *const cli_commands[] = {
+    &inspect_command, &show_command,   &verify_command, &load_command,    &convert_command,
+    &extract_command, &split_command,  &merge_command,  &edit_command,    &diff_command,
+    &hash_command,    &rescue_command, &bench_command,  &engines_command, NULL,
 };
 
 static void print_help(void) {
     printf("fastsafetensors: load, inspect, save and convert safetensors models\n\n"
-           "usage: fastsafetensors COMMAND [OPTIONS] PATH\n\n");
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        printf("  %-9s %s\n", commands[i].name, commands[i].summary);
+           "usage: fastsafetensors COMMAND [OPTIONS] PATH..\n"
+           "       fastsafetensors PATH              the same as inspect\n\n");
+    for (size_t i = 0; cli_commands[i] != NULL; i++)
+        printf("  %-9s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
     printf("\nPATH is a .safetensors file, an index (*.safetensors.index.json) or a folder.\n"
-           "'fastsafetensors COMMAND --help' tells a command's options.\n");
+           "'fastsafetensors help COMMAND' tells a command's options and shows examples.\n"
+           "Exit codes: 0 success, 1 the answer is no (invalid, different, nothing matches),\n"
+           "2 could not be read or written, 3 wrong command line, 4 something is not installed.\n");
 }
 
 /// A full disk behind stdout must not pass for success.
@@ -41,20 +34,49 @@ static int finish_output(int code) {
     return errno == EPIPE ? code : EXIT_UNREADABLE;
 }
 
-int main(int argc, char **argv) {
-    // A reader that goes away ends us quietly, also under parents that ignore the signal.
-    signal(SIGPIPE, SIG_DFL);
-    const char *name = argc > 1 ? argv[1] : "--help";
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+static int refuse_command(const char *name) {
+    const char *names[32];
+    size_t count = 0;
+    for (; cli_commands[count] != NULL; count++) names[count] = cli_commands[count]->name;
+    const char *nearest = cli_nearest(name, names, count);
+    if (nearest != NULL)
+        return cli_usage(NULL, "unknown command '%s'; did you mean '%s'?", name, nearest);
+    return cli_usage(NULL, "unknown command '%s', and no such file", name);
+}
+
+static int run_help(const char *name) {
+    const cli_command *command = name == NULL ? NULL : cli_command_find(name);
+    if (name != NULL && command == NULL) return refuse_command(name);
+    if (command == NULL)
         print_help();
-        return finish_output(argc > 1 ? EXIT_GOOD : EXIT_USAGE);
+    else
+        cli_print_help(command);
+    return EXIT_GOOD;
+}
+
+static int run(int argc, char **argv) {
+    const char *name = argc > 1 ? argv[1] : "--help";
+    struct stat info;
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        int code = run_help(argc > 2 ? argv[2] : NULL);
+        return argc > 1 ? code : EXIT_USAGE;
     }
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         printf("fastsafetensors %s\n", fst_version());
-        return finish_output(EXIT_GOOD);
+        return EXIT_GOOD;
     }
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (strcmp(name, commands[i].name) == 0)
-            return finish_output(commands[i].run(argc - 1, argv + 1));
-    return cli_usage(NULL, "unknown command '%s'", name);
+    if (strcmp(name, "__complete") == 0) return cli_complete(argv + 2, argc - 2);
+    const cli_command *command = cli_command_find(name);
+    if (command != NULL) return command->run(argc - 1, argv + 1);
+    // A path alone asks what it is.
+    if (name[0] != '-' && stat(name, &info) == 0) return inspect_command.run(argc, argv);
+    return refuse_command(name);
+}
+
+int main(int argc, char **argv) {
+    // A reader that goes away ends us quietly, also under parents that ignore the signal.
+    signal(SIGPIPE, SIG_DFL);
+    cli_set_json(false);
+    cli_set_progress(true);
+    return finish_output(run(argc, argv));
 }

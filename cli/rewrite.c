@@ -35,6 +35,8 @@ typedef struct rewrite_job {
     fst_save_tensor *tensors;
     fst_save_options save;
     fst_metadata_entry *metadata;
+    char **names; ///< made by renames
+    size_t name_count;
     fst_request_item *items;
     rewrite_piece *pieces;
     uint64_t *numbers; ///< of slices: begin and end of each piece
@@ -46,42 +48,25 @@ static void clear_job(rewrite_job *job) {
     free(job->outputs);
     free(job->tensors);
     free(job->metadata);
+    for (size_t i = 0; i < job->name_count; i++) free(job->names[i]);
+    free(job->names);
     free(job->items);
     free(job->pieces);
     free(job->numbers);
 }
 
-static int no_memory(void) {
-    fprintf(stderr, "fastsafetensors: out of memory\n");
-    return EXIT_UNREADABLE;
-}
-
 // ---- what the new model has ----
 
-static bool has_prefix_class(fst_dtype dtype, const char *classes) {
-    return strchr(classes, fst_dtype_name(dtype)[0]) != NULL;
-}
-
-static bool is_float(fst_dtype dtype) {
-    return has_prefix_class(dtype, "FB") && dtype != FST_DTYPE_BOOL && dtype != FST_DTYPE_F6_E2M3 &&
-           dtype != FST_DTYPE_F6_E3M2;
-}
-
-/// The dtype that the library converts to: the rules of fst_load_options.convert.
+/// The dtype that the library converts to.
 static fst_dtype new_dtype(const rewrite_plan *plan, fst_dtype own) {
-    fst_dtype wish = plan->dtype;
-    if (!plan->convert || own == wish) return own;
-    if (is_float(own) && is_float(wish)) return wish;
-    bool integers = has_prefix_class(own, "IU") && has_prefix_class(wish, "IU");
-    bool unsigned_to_any = fst_dtype_name(own)[0] == 'U' || fst_dtype_name(wish)[0] == 'I';
-    return integers && unsigned_to_any && fst_dtype_bits(wish) > fst_dtype_bits(own) ? wish : own;
+    return plan->convert && fst_dtype_convertible(own, plan->dtype) ? plan->dtype : own;
 }
 
 static int choose_outputs(rewrite_job *job) {
     fst_error error;
     size_t total = fst_model_tensor_count(job->model);
     job->outputs = calloc(total + 1, sizeof *job->outputs);
-    if (job->outputs == NULL) return no_memory();
+    if (job->outputs == NULL) return cli_no_memory();
     for (size_t i = 0; i < total; i++) {
         fst_tensor_info info;
         if (fst_model_tensor_info(job->model, i, &info, &error) != FST_OK) return cli_fail(&error);
@@ -90,21 +75,48 @@ static int choose_outputs(rewrite_job *job) {
             (rewrite_output){.source = i, .info = info, .dtype = new_dtype(job->plan, info.dtype)};
     }
     if (job->count > 0 || job->plan->glob_count == 0) return EXIT_GOOD;
-    fprintf(stderr, "fastsafetensors: no tensor's name matches\n");
-    return EXIT_INVALID;
+    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+}
+
+/// The new name of a tensor, or its own; what was made is kept until the job ends.
+static const char *new_name(rewrite_job *job, const fst_tensor_info *info, size_t *size) {
+    for (size_t i = 0; i < job->plan->rename_count; i++) {
+        const tensor_rename *rename = &job->plan->renames[i];
+        const char *star = strchr(rename->from, '*'), *new_star = strchr(rename->to, '*');
+        size_t before = star == NULL ? strlen(rename->from) : (size_t)(star - rename->from);
+        size_t after = star == NULL ? 0 : strlen(star + 1);
+        bool matches =
+            info->name_size >= before + after && (star != NULL || info->name_size == before) &&
+            memcmp(info->name, rename->from, before) == 0 &&
+            (star == NULL || memcmp(info->name + info->name_size - after, star + 1, after) == 0);
+        if (!matches) continue;
+        int kept = star == NULL ? 0 : (int)(info->name_size - before - after);
+        int head = new_star == NULL ? (int)strlen(rename->to) : (int)(new_star - rename->to);
+        char *name;
+        int length = asprintf(&name, "%.*s%.*s%s", head, rename->to, new_star == NULL ? 0 : kept,
+                              info->name + before, new_star == NULL ? "" : new_star + 1);
+        if (length < 0) return NULL;
+        job->names[job->name_count++] = name;
+        *size = (size_t)length;
+        return name;
+    }
+    *size = info->name_size;
+    return info->name;
 }
 
 static int describe_tensors(rewrite_job *job) {
     job->tensors = calloc(job->count + 1, sizeof *job->tensors);
-    if (job->tensors == NULL) return no_memory();
+    job->names = calloc(job->count + 1, sizeof *job->names);
+    if (job->tensors == NULL || job->names == NULL) return cli_no_memory();
     for (size_t i = 0; i < job->count; i++) {
         const rewrite_output *output = &job->outputs[i];
-        job->tensors[i] = (fst_save_tensor){.name = output->info.name,
-                                            .name_size = output->info.name_size,
-                                            .dtype = output->dtype,
-                                            .rank = output->info.rank,
-                                            .shape = output->info.shape};
+        job->tensors[i] = (fst_save_tensor){
+            .dtype = output->dtype, .rank = output->info.rank, .shape = output->info.shape};
+        job->tensors[i].name = new_name(job, &output->info, &job->tensors[i].name_size);
+        if (job->tensors[i].name == NULL) return cli_no_memory();
     }
+    if (job->plan->rename_count > 0 && job->name_count == 0)
+        return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
     return EXIT_GOOD;
 }
 
@@ -137,14 +149,14 @@ static int fill_metadata(rewrite_job *job) {
     }
     job->metadata = cli_model_metadata(job->model, &job->save.metadata_count);
     job->save.metadata = job->metadata;
-    return job->metadata == NULL ? no_memory() : EXIT_GOOD;
+    return job->metadata == NULL ? cli_no_memory() : EXIT_GOOD;
 }
 
 // ---- which file each goes to ----
 
 static int assign_by_size(rewrite_job *job, uint64_t file_bytes_max, uint32_t *file_of) {
     fst_shard_item *items = calloc(job->count + 1, sizeof *items);
-    if (items == NULL) return no_memory();
+    if (items == NULL) return cli_no_memory();
     for (size_t i = 0; i < job->count; i++) items[i].size_bytes = job->outputs[i].size_bytes;
     fst_error error;
     fst_status status = fst_shards_assign(items, job->count, file_bytes_max, file_of,
@@ -213,7 +225,7 @@ static int assign_files(rewrite_job *job) {
     if (plan->file_bytes_max == 0 && plan->wanted_files == 0 && !plan->by_layer) return EXIT_GOOD;
     size_t count = job->count;
     uint32_t *file_of = calloc(count + 1, sizeof *file_of);
-    if (file_of == NULL) return no_memory();
+    if (file_of == NULL) return cli_no_memory();
     if (plan->by_layer)
         assign_by_layer(job, file_of);
     else if (plan->wanted_files > 0)
@@ -320,7 +332,7 @@ static int find_places(rewrite_job *job, place *places) {
 static int cut_outputs(rewrite_job *job) {
     size_t count = job->count;
     place *places = calloc(count + 1, sizeof *places);
-    if (places == NULL) return no_memory();
+    if (places == NULL) return cli_no_memory();
     int code = find_places(job, places);
     if (code == EXIT_GOOD) qsort(places, count, sizeof *places, compare_places);
     for (size_t i = 0; i < count && code == EXIT_GOOD; i++) {
@@ -334,7 +346,7 @@ static int cut_outputs(rewrite_job *job) {
                             ? (in_bits < out_bits ? in_bits : out_bits)
                             : (in_bits > out_bits ? in_bits : out_bits);
         uint64_t limit = PIECE_BYTES * bits / (in_bits > out_bits ? in_bits : out_bits);
-        if (!cli_cut_tensor(&output->info, bits, limit, take_piece, job)) code = no_memory();
+        if (!cli_cut_tensor(&output->info, bits, limit, take_piece, job)) code = cli_no_memory();
     }
     free(places);
     link_slices(job);
@@ -366,19 +378,28 @@ static void say_done(const rewrite_job *job, const fst_writer *writer) {
     char size[16];
     if (fst_writer_stats_get(writer, &stats, NULL) != FST_OK) return;
     double seconds = (double)stats.total_ns / 1e9;
-    printf("%s: %zu tensors, %s in %" PRIu32 " file%s, %.2f s, %.2f GB/s (%s, %s)\n",
-           job->plan->target, stats.tensor_count, cli_size_text(stats.bytes_total, size),
-           stats.file_count, stats.file_count == 1 ? "" : "s", seconds,
-           (double)stats.bytes_total / 1e9 / (seconds > 0 ? seconds : 1e-9), stats.engine,
-           job->save.promise == FST_SAVE_DURABLE ? "durable" : "quick");
+    const char *promise = job->save.promise == FST_SAVE_DURABLE ? "durable" : "quick";
+    if (cli_wants_json()) {
+        printf("{\"target\": ");
+        cli_print_json(job->plan->target, strlen(job->plan->target));
+        printf(", \"tensors\": %zu, \"bytes\": %" PRIu64 ", \"files\": %" PRIu32
+               ", \"seconds\": %.6f, \"engine\": \"%s\", \"promise\": \"%s\"}\n",
+               stats.tensor_count, stats.bytes_total, stats.file_count, seconds, stats.engine,
+               promise);
+        return;
+    }
+    printf("%s: %zu tensor%s, %s in %" PRIu32 " file%s, %.2f s, %.2f GB/s (%s, %s)\n",
+           job->plan->target, stats.tensor_count, cli_plural(stats.tensor_count),
+           cli_size_text(stats.bytes_total, size), stats.file_count, cli_plural(stats.file_count),
+           seconds, (double)stats.bytes_total / 1e9 / (seconds > 0 ? seconds : 1e-9), stats.engine,
+           promise);
 }
 
 static int run_job(rewrite_job *job) {
     fst_error error;
     fst_writer *writer;
     fst_loader *loader = NULL;
-    bool shows = cli_stderr_is_terminal() && !job->plan->no_progress;
-    if (shows) job->save.progress = cli_show_progress;
+    job->save.progress = cli_progress_begin();
     if (fst_writer_open(job->plan->target, job->tensors, job->count, &job->save, &writer, &error) !=
         FST_OK)
         return cli_fail(&error);
@@ -399,10 +420,29 @@ static int run_job(rewrite_job *job) {
     else
         code = write_pieces(job, loader, writer);
     fst_loader_close(loader);
-    if (shows) fprintf(stderr, "\n");
+    cli_progress_end(code == EXIT_GOOD);
     if (code == EXIT_GOOD) say_done(job, writer);
     fst_writer_close(writer);
     return code;
+}
+
+static void say_planned_files(const rewrite_job *job, uint32_t file_count) {
+    char size[16];
+    for (uint32_t f = 0; f < file_count; f++) {
+        uint64_t bytes = 0;
+        size_t tensors = 0;
+        for (size_t i = 0; i < job->count; i++)
+            if (job->tensors[i].file_index == f) {
+                bytes += job->outputs[i].size_bytes;
+                tensors++;
+            }
+        if (cli_wants_json())
+            printf("%s{\"tensors\": %zu, \"bytes\": %" PRIu64 "}", f > 0 ? ", " : "", tensors,
+                   bytes);
+        else if (file_count > 1)
+            printf("  file %" PRIu32 ": %zu tensor%s, %s\n", f + 1, tensors, cli_plural(tensors),
+                   cli_size_text(bytes, size));
+    }
 }
 
 static void say_plan(const rewrite_job *job) {
@@ -414,21 +454,23 @@ static void say_plan(const rewrite_job *job) {
         total += job->outputs[i].size_bytes;
         converted += job->outputs[i].dtype != job->outputs[i].info.dtype;
     }
-    printf("would write %s: %zu tensors, %s in %" PRIu32 " file%s", job->plan->target, job->count,
-           cli_size_text(total, size), file_count, file_count == 1 ? "" : "s");
-    if (converted > 0)
-        printf(", %zu tensors converted to %s", converted, fst_dtype_name(job->plan->dtype));
-    printf("\n");
-    for (uint32_t f = 0; file_count > 1 && f < file_count; f++) {
-        uint64_t bytes = 0;
-        size_t tensors = 0;
-        for (size_t i = 0; i < job->count; i++)
-            if (job->tensors[i].file_index == f) {
-                bytes += job->outputs[i].size_bytes;
-                tensors++;
-            }
-        printf("  file %" PRIu32 ": %zu tensors, %s\n", f + 1, tensors, cli_size_text(bytes, size));
+    if (cli_wants_json()) {
+        printf("{\"target\": ");
+        cli_print_json(job->plan->target, strlen(job->plan->target));
+        printf(", \"dry_run\": true, \"tensors\": %zu, \"bytes\": %" PRIu64
+               ", \"converted\": %zu, \"files\": [",
+               job->count, total, converted);
+        say_planned_files(job, file_count);
+        printf("]}\n");
+        return;
     }
+    printf("would write %s: %zu tensor%s, %s in %" PRIu32 " file%s", job->plan->target, job->count,
+           cli_plural(job->count), cli_size_text(total, size), file_count, cli_plural(file_count));
+    if (converted > 0)
+        printf(", %zu tensor%s converted to %s", converted, cli_plural(converted),
+               fst_dtype_name(job->plan->dtype));
+    printf("\n");
+    say_planned_files(job, file_count);
 }
 
 static int size_outputs(rewrite_job *job) {
@@ -452,5 +494,46 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     else if (code == EXIT_GOOD)
         code = run_job(&job);
     clear_job(&job);
+    return code;
+}
+
+// ---- sources ----
+
+/// Appends the paths of a source's files to a list that grows; the models stay open meanwhile.
+static int gather_files(fst_model *model, const char ***paths, size_t *count) {
+    size_t more = fst_model_file_count(model);
+    const char **grown = realloc(*paths, (*count + more) * sizeof *grown);
+    if (grown == NULL) return cli_no_memory();
+    *paths = grown;
+    for (size_t f = 0; f < more; f++) {
+        fst_file_info info;
+        fst_error error;
+        if (fst_model_file_info(model, f, &info, &error) != FST_OK) return cli_fail(&error);
+        grown[(*count)++] = info.path;
+    }
+    return EXIT_GOOD;
+}
+
+int cli_open_sources(const char *const *sources, size_t source_count,
+                     const fst_open_options *options, fst_model **model) {
+    fst_error error;
+    if (source_count == 1)
+        return fst_model_open(sources[0], options, model, &error) == FST_OK ? EXIT_GOOD
+                                                                            : cli_fail(&error);
+    const char **paths = NULL;
+    size_t path_count = 0;
+    fst_model **models = calloc(source_count + 1, sizeof(fst_model *));
+    int code = models == NULL ? cli_no_memory() : EXIT_GOOD;
+    for (size_t i = 0; i < source_count && code == EXIT_GOOD; i++) {
+        code = fst_model_open(sources[i], options, &models[i], &error) == FST_OK
+                   ? gather_files(models[i], &paths, &path_count)
+                   : cli_fail(&error);
+    }
+    if (code == EXIT_GOOD &&
+        fst_model_open_files(paths, path_count, options, model, &error) != FST_OK)
+        code = cli_fail(&error);
+    for (size_t i = 0; models != NULL && i < source_count; i++) fst_model_close(models[i]);
+    free(models);
+    free(paths);
     return code;
 }

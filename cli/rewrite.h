@@ -5,6 +5,16 @@
 
 #include "cli.h"
 
+/// A pattern of names and what it becomes: one '*' in both stands for the same text.
+typedef struct tensor_rename {
+    const char *from, *to;
+} tensor_rename;
+
+/// Opens one source as it is, or several (files, indexes, folders) as one model of all their files.
+/// EXIT_GOOD, or an exit code after saying what is wrong.
+int cli_open_sources(const char *const *sources, size_t source_count,
+                     const fst_open_options *options, fst_model **model);
+
 typedef struct rewrite_plan {
     const char *target;
     fst_save_options save; ///< metadata and files are filled in
@@ -15,7 +25,9 @@ typedef struct rewrite_plan {
     uint64_t file_bytes_max; ///< split by size; 0: not
     uint32_t wanted_files;   ///< split into this many; 0: not
     bool by_layer;           ///< split by the first number in the names
-    bool dry_run, no_progress;
+    bool dry_run;
+    const tensor_rename *renames; ///< new names of tensors; none: as they are
+    size_t rename_count;
     /// Metadata instead of the model's own; NULL: that.
     const fst_metadata_entry *metadata;
     size_t metadata_count;
@@ -35,6 +47,13 @@ typedef bool (*piece_callback)(void *context, const uint64_t *begin, const uint6
                                uint64_t first_element);
 bool cli_cut_tensor(const fst_tensor_info *info, uint64_t bits, uint64_t piece_bytes,
                     piece_callback take, void *context);
+
+// ---- values: tensor_values.c ----
+
+/// What values of a dtype are converted to for looking at them: F64, I64, U64 or itself.
+fst_dtype cli_value_dtype(fst_dtype dtype);
+/// Element `i` of a view of that dtype, or of BOOL; false when it has no numbers.
+bool cli_value_at(const fst_tensor_view *view, uint64_t i, double *value);
 
 /// The greatest rank that pieces are cut for; tensors of more dimensions come whole.
 #define CLI_RANK_MAX 32

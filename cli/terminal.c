@@ -1,42 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Output for people: messages, colours, sizes, names.
+/// Text to and from people: colours, sizes, names, numbers.
+#include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cli.h"
 
-#define BAR_COLUMNS 40
+bool cli_stdout_is_terminal(void) { return isatty(STDOUT_FILENO) == 1; }
 
-int cli_fail(const fst_error *error) {
-    fprintf(stderr, "fastsafetensors: %s\n", error->message);
-    bool of_format =
-        (error->status >= FST_E_HEADER_TOO_SMALL && error->status <= FST_E_TENSOR_NOT_FOUND) ||
-        error->status == FST_E_INDEX_JSON || error->status == FST_E_PATH_ESCAPES ||
-        error->status == FST_E_DUPLICATE_TENSOR;
-    return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
+int cli_terminal_columns(int fd) {
+    struct winsize size;
+    if (isatty(fd) != 1) return 0;
+    // Terminals of programs that never set their size say 0.
+    return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
-
-int cli_usage(const char *command, const char *format, ...) {
-    va_list arguments;
-    fprintf(stderr, "fastsafetensors: ");
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fprintf(stderr, "\ntry 'fastsafetensors %s%s--help'\n", command == NULL ? "" : command,
-            command == NULL ? "" : " ");
-    return EXIT_USAGE;
-}
-
-static bool is_terminal(int fd) { return isatty(fd) == 1; }
-
-bool cli_stdout_is_terminal(void) { return is_terminal(STDOUT_FILENO); }
-
-bool cli_stderr_is_terminal(void) { return is_terminal(STDERR_FILENO); }
 
 static const char *style(const char *sequence) {
     const char *off = getenv("NO_COLOR");
@@ -87,6 +71,31 @@ int cli_print_name(const char *name, size_t size) {
     return cli_columns(name, size);
 }
 
+/// Bytes of the first `columns` code points.
+static size_t cut_size(const char *name, size_t size, int columns) {
+    size_t used = 0;
+    while (used < size) {
+        columns -= ((unsigned char)name[used] & 0xc0) != 0x80;
+        if (columns < 0) break;
+        used++;
+    }
+    return used;
+}
+
+int cli_print_cut(const char *name, size_t size, int columns) {
+    if (cli_columns(name, size) <= columns) return cli_print_name(name, size);
+    int used = cli_print_name(name, cut_size(name, size, columns > 2 ? columns - 2 : 0));
+    printf("..");
+    return used + 2;
+}
+
+void cli_print_number(double number) {
+    if (isfinite(number))
+        printf("%.9g", number);
+    else
+        printf("null");
+}
+
 void cli_print_json(const char *text, size_t size) {
     putchar('"');
     for (size_t i = 0; i < size; i++) {
@@ -115,29 +124,64 @@ bool cli_parse_size(const char *text, uint64_t *size_bytes) {
     return true;
 }
 
-int cli_show_progress(void *context, uint64_t bytes_done, uint64_t bytes_total, size_t tensors_done,
-                      size_t tensors_total) {
-    (void)context;
-    char done[16], total[16], bar[BAR_COLUMNS + 1];
-    int filled = bytes_total == 0 ? BAR_COLUMNS
-                                  : (int)((double)bytes_done / (double)bytes_total * BAR_COLUMNS);
-    for (int i = 0; i < BAR_COLUMNS; i++) bar[i] = i < filled ? '#' : '.';
-    bar[BAR_COLUMNS] = '\0';
-    fprintf(stderr, "\r[%s] %s of %s, %zu of %zu tensors ", bar, cli_size_text(bytes_done, done),
-            cli_size_text(bytes_total, total), tensors_done, tensors_total);
-    return 0;
+bool cli_parse_count(const char *text, uint64_t max, uint64_t *out) {
+    char *end;
+    if (text[0] < '0' || text[0] > '9') return false;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return *end == '\0' && errno == 0 && *out <= max;
 }
 
-int cli_find_word(const char *word, const char *const *words, int count) {
-    for (int i = 0; i < count; i++)
+double cli_seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+const char *cli_plural(uint64_t count) { return count == 1 ? "" : "s"; }
+
+int cli_find_word(const char *word, const char *const *words) {
+    for (int i = 0; words[i] != NULL; i++)
         if (strcmp(word, words[i]) == 0) return i;
     return -1;
 }
 
+/// What frameworks call the dtypes.
+static const struct {
+    const char *name;
+    fst_dtype dtype;
+} dtype_names[] = {
+    {"float64", FST_DTYPE_F64},
+    {"double", FST_DTYPE_F64},
+    {"float32", FST_DTYPE_F32},
+    {"float", FST_DTYPE_F32},
+    {"float16", FST_DTYPE_F16},
+    {"half", FST_DTYPE_F16},
+    {"bfloat16", FST_DTYPE_BF16},
+    {"float8_e4m3fn", FST_DTYPE_F8_E4M3},
+    {"float8_e5m2", FST_DTYPE_F8_E5M2},
+    {"float8_e4m3fnuz", FST_DTYPE_F8_E4M3FNUZ},
+    {"float8_e5m2fnuz", FST_DTYPE_F8_E5M2FNUZ},
+    {"float8_e8m0fnu", FST_DTYPE_F8_E8M0},
+    {"int64", FST_DTYPE_I64},
+    {"int32", FST_DTYPE_I32},
+    {"int16", FST_DTYPE_I16},
+    {"int8", FST_DTYPE_I8},
+    {"uint64", FST_DTYPE_U64},
+    {"uint32", FST_DTYPE_U32},
+    {"uint16", FST_DTYPE_U16},
+    {"uint8", FST_DTYPE_U8},
+};
+
 int cli_find_dtype(const char *name) {
-    for (int i = 0; i < FST_DTYPE_COUNT; i++)
-        if (strcmp(name, fst_dtype_name((fst_dtype)i)) == 0) return i;
-    return -1;
+    char upper[32] = "";
+    fst_dtype dtype;
+    if (strncmp(name, "torch.", 6) == 0) name += 6;
+    for (size_t i = 0; i < sizeof dtype_names / sizeof *dtype_names; i++)
+        if (strcmp(name, dtype_names[i].name) == 0) return (int)dtype_names[i].dtype;
+    for (size_t i = 0; name[i] != '\0' && i + 1 < sizeof upper; i++)
+        upper[i] = (char)(name[i] >= 'a' && name[i] <= 'z' ? name[i] - 'a' + 'A' : name[i]);
+    return fst_dtype_from_name(upper, SIZE_MAX, &dtype, NULL) == FST_OK ? (int)dtype : -1;
 }
 
 bool cli_name_matches(const fst_tensor_info *info, const char *const *globs, size_t glob_count) {

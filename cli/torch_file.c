@@ -26,14 +26,17 @@ static char program[] =
     "sys.exit(main(sys.argv[1:]))\n";
 
 bool cli_is_torch_file(const char *path) {
-    unsigned char start[4] = {0};
+    unsigned char start[9] = {0};
     // Opening a pipe would wait for a writer.
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return false;
     ssize_t got = pread(fd, start, sizeof start, 0);
     close(fd);
-    return got == (ssize_t)sizeof start &&
-           (memcmp(start, "PK\x03\x04", 4) == 0 || (start[0] == 0x80 && start[1] <= 5));
+    // A header of 896 bytes begins with 80 03, as a pickle does: the brace behind it tells.
+    bool is_header = memcmp(start + 4, "\0\0\0", 4) == 0 && start[8] == '{';
+    return got == (ssize_t)sizeof start && !is_header &&
+           (memcmp(start, "PK\x03\x04", 4) == 0 ||
+            (start[0] == 0x80 && start[1] >= 2 && start[1] <= 5));
 }
 
 /// The file `name` in a folder, if it can be run; the path goes to `out` (PATH_MAX bytes).

@@ -4,6 +4,7 @@
 import hashlib
 import json
 import os
+import struct
 import subprocess
 
 import pytest
@@ -142,7 +143,7 @@ def test_diff(run, sample, tmp_path, torch):
     save_file(other, tmp_path / "other", {"format": "xx", "b": "1"})
     out, _ = run("diff", "--values", path, tmp_path / "other", code=1)
     for words in ("metadata differs: format", "metadata only in B: b", "only in A: scalar",
-                  "only in B: new", "shape or dtype differs: empty",
+                  "only in B: new", "shape differs: empty",
                   "bytes differ: large: 1 of 700000 elements, by at most 0.5,", "6 differences"):
         assert words in out, out
     out, _ = run("diff", "--quiet", path, tmp_path / "other", code=1)
@@ -183,7 +184,7 @@ def test_hashes(run, sample, tmp_path):
     out, _ = run("verify", "--hash", path, code=1)
     assert "no digests are kept" in out
     _, err = run("hash", "--algorithm", "md5", path, code=3)
-    assert "unknown algorithm" in err
+    assert "xxh3, sha256" in err
 
 
 def test_torch_files(run, tmp_path, torch):
@@ -216,12 +217,123 @@ def test_usage(run, sample, tmp_path):
     for arguments in (["convert", path], ["convert", "--dtype", "X", path, "y"],
                       ["convert", "--align", "3", path, "y"], ["split", path, "y"],
                       ["split", "--size", "0", path, "y"], ["extract", path, "y"],
-                      ["merge", "--select", "a", path, "y"], ["convert", "--size", "3", path, "y"],
+                      ["merge", path], ["convert", "--size", "3", path, "y"], ["edit", path],
+                      ["edit", "--set", "x", path], ["edit", "--rename", "a*=b", path],
                       ["split", "--count", "2", "--by-layer", path, "y"], ["diff", path],
                       ["hash"], ["convert", "--order", "z", path, "y"],
                       ["convert", path, path, "y"], ["convert", "--engine", "z", path, "y"]):
         _, err = run(*arguments, code=3, cwd=tmp_path)
         assert "--help" in err
-    for name in ("convert", "extract", "split", "merge", "diff", "hash"):
+    for name in ("convert", "extract", "split", "merge", "diff", "hash", "edit", "rescue"):
         out, _ = run(name, "--help")
         assert out.startswith(f"usage: fastsafetensors {name}")
+
+
+def test_a_header_that_begins_like_a_pickle_is_none(run, tmp_path):
+    """Its length's first bytes are 80 03: 896 bytes of header."""
+    header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'.ljust(896)
+    (tmp_path / "m").write_bytes(struct.pack("<Q", 896) + header + b"ab")
+    run("convert", tmp_path / "m", tmp_path / "out")
+    assert bytes(load_file(tmp_path / "out")["a"].tolist()) == b"ab"
+
+
+def test_diff_of_values_across_dtypes(run, tmp_path, torch):
+    """What one wants to know after a conversion: how much the values changed, and where most."""
+    tensors = {f"t{i}": torch.linspace(0, 10.0 ** i, 1000) for i in range(8)}
+    tensors |= {"same": torch.ones(4), "ids": torch.arange(5), "long": torch.randn(3, 1 << 20)}
+    save_file(tensors, tmp_path / "a")
+    run("convert", "--dtype", "bfloat16", tmp_path / "a", tmp_path / "b")
+    out, _ = run("diff", "--values", tmp_path / "a", tmp_path / "b", code=1)
+    error = {name: (t.double() - t.bfloat16().double()).abs() for name, t in tensors.items()}
+    assert f"by at most {error['t7'].max().item():.6g}, on average" in out
+    worst = out.split("most in\n")[1].splitlines()
+    assert worst[0].split() == [f"{error['t7'].max().item():.6g}", "t7"] and len(worst) == 6
+    out, _ = run("diff", "--values", "--json", tmp_path / "a", tmp_path / "b", code=1)
+    rows = {row["name"]: row for row in json.loads(out)["differences"]}
+    assert "ids" not in rows and rows["same"]["max_error"] == 0
+    for name, row in rows.items():
+        assert row["kind"] == "dtype" and row["elements"] == tensors[name].numel()
+        assert row["max_error"] == pytest.approx(error[name].max().item(), rel=1e-6)
+        assert row["mean_error"] == pytest.approx(error[name].mean().item(), rel=1e-5)
+        assert row["differing"] == int((error[name] > 0).sum())
+
+
+def test_many_keys_of_one_kind_are_counted(run, tmp_path, torch):
+    save_file({"a": torch.ones(2)}, tmp_path / "a")
+    save_file({"a": torch.ones(2)}, tmp_path / "b", {f"k{i}": "v" for i in range(100)})
+    out, _ = run("diff", tmp_path / "a", tmp_path / "b", code=1)
+    assert len(out.splitlines()) < 12 and "92 more keys" in out and "100 differences" in out
+    assert "1 tensor is the same" in out
+
+
+def test_edit(run, tmp_path, torch):
+    path = tmp_path / "m"
+    tensors = {f"model.layers.{i}.w": torch.full((2,), i) for i in range(3)} | {"x": torch.ones(1)}
+    save_file(tensors, path, {"a": "1", "b": "2"})
+    run("edit", "--set", "c=3=4", "--unset", "a", "--set", "b=new", "--rename", "model.*=*",
+        "--rename", "x=y", path, tmp_path / "out")
+    loaded = load_file(tmp_path / "out")
+    assert sorted(loaded) == ["layers.0.w", "layers.1.w", "layers.2.w", "y"]
+    assert torch.equal(loaded["layers.2.w"], tensors["model.layers.2.w"])
+    out, _ = run("inspect", "--json", tmp_path / "out")
+    assert json.loads(out)["files"][0]["metadata"] == {"b": "new", "c": "3=4"}
+    run("edit", "--clear", path)
+    out, _ = run("inspect", "--json", path)
+    assert not json.loads(out)["files"][0]["metadata"]
+    assert sorted(load_file(path)) == sorted(tensors)
+    _, err = run("edit", "--rename", "none=other", path, code=1)
+    assert "no tensor's name matches" in err
+    before = path.read_bytes()
+    _, err = run("edit", "--rename", "model.layers.*=x", path, code=3)
+    run("edit", "--rename", "model.layers.0.w=x", path, code=2)  # there is an x
+    assert path.read_bytes() == before
+
+
+def test_rescue(run, tmp_path, torch):
+    tensors = {f"t{i}": torch.full((1000,), i) for i in range(5)}
+    save_file(tensors, tmp_path / "whole")
+    raw = (tmp_path / "whole").read_bytes()
+    (tmp_path / "cut").write_bytes(raw[:-12000])
+    run("convert", tmp_path / "cut", tmp_path / "out", code=1)
+    _, err = run("rescue", tmp_path / "cut", tmp_path / "out")
+    assert f"12000 of {len(raw)} bytes are missing, 3 of 5 tensors are whole" in err
+    loaded = load_file(tmp_path / "out")
+    assert sorted(loaded) == ["t0", "t1", "t2"] and torch.equal(loaded["t2"], tensors["t2"])
+    (tmp_path / "cut").write_bytes(raw[:40])
+    run("rescue", tmp_path / "cut", tmp_path / "none", code=1)
+    assert not (tmp_path / "none").exists()
+
+
+def test_folders_wherever_a_path_is_taken(run, sample, tmp_path):
+    path, tensors = sample
+    run("split", "--count", "3", path, tmp_path / "set")
+    run("convert", "--dtype", "F16", "--select", "large", path, tmp_path / "extra")
+    run("edit", "--rename", "large=other", tmp_path / "extra")
+    run("merge", tmp_path / "set", tmp_path / "extra", tmp_path / "all")
+    assert set(load_file(tmp_path / "all")) == {*tensors, "other"}
+    for words in (["engines"], ["bench", "--runs", "1"], ["verify"], ["load"], ["inspect"]):
+        run(*words, tmp_path / "set")
+    run("diff", path, tmp_path / "set")
+
+
+def test_answers_as_json(run, sample, tmp_path):
+    path, tensors = sample
+    out, _ = run("convert", "--json", path, tmp_path / "out")
+    assert json.loads(out)["tensors"] == len(tensors)
+    out, _ = run("split", "--json", "--dry-run", "--count", "2", path, tmp_path / "set")
+    assert len(json.loads(out)["files"]) == 2 and not (tmp_path / "set").exists()
+    out, _ = run("diff", "--json", path, tmp_path / "out")
+    assert json.loads(out) == {"differences": [], "same": len(tensors), "different": 0}
+    out, _ = run("engines", "--json", path)
+    assert sum(row["chosen"] for row in json.loads(out)["engines"]) >= 1
+    out, _ = run("bench", "--json", "--runs", "1", path)
+    assert json.loads(out)["ways"][0]["possible"]
+    out, _ = run("show", "--json", path, "scalar")
+    row = json.loads(out)
+    assert row["min"] == row["max"] == row["mean"] == 3.5 and row["first"] == [3.5]
+    for words, kind, code in ((["convert", "--json", "none", "out"], "FileNotFound", 2),
+                              (["load", "--json", "--mode", "x", path], "Usage", 3),
+                              (["inspect", "--nonsense", "--json", path], "Usage", 3),
+                              (["show", "--json", path, "none*"], "NoMatch", 1)):
+        out, err = run(*words, code=code, cwd=tmp_path)
+        assert json.loads(out)["error"]["kind"] == kind and err == ""

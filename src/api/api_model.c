@@ -10,8 +10,8 @@ static fst_status read_options(const fst_open_options *options, uint32_t *flags,
     fst_open_options known = {.struct_size = sizeof known};
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
-    API_REQUIRE((known.flags & ~(FST_OPEN_LENIENT | FST_OPEN_CUT)) == 0, error, "unknown open flags 0x%x",
-                known.flags);
+    API_REQUIRE((known.flags & ~(FST_OPEN_LENIENT | FST_OPEN_CUT)) == 0, error,
+                "unknown open flags 0x%x", known.flags);
     *flags = known.flags;
     return FST_OK;
 }

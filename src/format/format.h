@@ -90,12 +90,6 @@ static inline const uint64_t *fsti_header_shape(const fsti_header *header,
     return header->shapes + tensor->shape_at;
 }
 
-/// Says what a file is that is no safetensors file, by its first bytes, and what to do about it:
-/// words to follow "the file is ". False when they tell nothing. About files whose header was
-/// refused; the text may quote bytes of the file.
-bool fsti_format_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
-                           size_t text_size);
-
 /// Which file holds which tensor, by *.safetensors.index.json.
 typedef struct fsti_index_entry {
     fsti_text name;

@@ -40,7 +40,7 @@ static fst_status name_kind(fsti_file *file, const fsti_header_rules *rules, fst
     size_t wanted = (size_t)fsti_min(rules->file_size, sizeof start), got = 0;
     if (error == NULL || status < FST_E_HEADER_TOO_SMALL || status > FST_E_INVALID_HEADER_JSON ||
         fsti_file_read(file, start, wanted, 0, &got, NULL) != FST_OK ||
-        !fsti_format_file_kind(start, got, rules->file_size, kind, sizeof kind))
+        !fsti_model_file_kind(start, got, rules->file_size, kind, sizeof kind))
         return status;
     fsti_error_place place = FSTI_NOWHERE;
     place.file = rules->path;

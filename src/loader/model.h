@@ -68,4 +68,10 @@ void fsti_model_paths_clear(model_paths *paths);
 fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,
                                 fst_error *error);
 
+/// Says what a file is that is no safetensors file, by its first bytes, and what to do about it:
+/// words to follow "the file is ". False when they tell nothing. About files whose header was
+/// refused; the text may quote bytes of the file.
+bool fsti_model_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
+                          size_t text_size);
+
 #endif

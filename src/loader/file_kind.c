@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "format.h"
+#include "model.h"
 
 /// How much of a text is quoted.
 #define QUOTE_BYTES 60
@@ -135,8 +135,8 @@ static bool begins_as_header(const file_start *file) {
            memchr("{ \t\r\n", file->bytes[FSTI_FORMAT_LENGTH_BYTES], 5) != NULL;
 }
 
-bool fsti_format_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
-                           size_t text_size) {
+bool fsti_model_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
+                          size_t text_size) {
     file_start file = {bytes, byte_count};
     char quote[QUOTE_BYTES + 1];
     if (begins_as_header(&file)) return false;

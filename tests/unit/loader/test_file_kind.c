@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "format/format.h"
+#include "loader/model.h"
 
 typedef struct sample {
     const char *bytes;
@@ -53,8 +53,8 @@ TEST(each_kind_is_told)
 {
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
         char text[200] = "";
-        bool told = fsti_format_file_kind(samples[i].bytes, samples[i].size, samples[i].size, text,
-                                          sizeof text);
+        bool told = fsti_model_file_kind(samples[i].bytes, samples[i].size, samples[i].size, text,
+                                         sizeof text);
         CHECK_TEXT(samples[i].words == NULL ? text : "", "");
         CHECK(told == (samples[i].words != NULL));
         if (told) CHECK_CONTAINS(text, samples[i].words);
@@ -69,7 +69,7 @@ TEST(beginnings_are_never_read_past)
             char text[24], *bytes = malloc(size + 1);
             CHECK(bytes != NULL);
             memcpy(bytes, samples[i].bytes, size);
-            if (fsti_format_file_kind(bytes, size, size, text, sizeof text))
+            if (fsti_model_file_kind(bytes, size, size, text, sizeof text))
                 CHECK(strlen(text) < sizeof text);
             free(bytes);
         }

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+/// show: the values of tensors: least, greatest, mean, what is no number, and the first ones.
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+#include "rewrite.h"
+
+#define PIECE_BYTES ((uint64_t)4 << 20)
+#define BUDGET_BYTES ((uint64_t)48 << 20)
+#define FIRST_MAX 1000
+
+typedef struct show_request {
+    uint64_t first; ///< how many values are printed
+} show_request;
+
+/// Pieces of one tensor, as items of a load.
+typedef struct value_pieces {
+    fst_tensor_info info;
+    size_t index;
+    fst_request_item *items;
+    uint64_t *numbers;
+    size_t count, capacity;
+} value_pieces;
+
+typedef struct value_statistics {
+    uint64_t count, nan_count, infinite_count, zero_count;
+    double least, greatest, sum, square_sum;
+    double first[FIRST_MAX];
+    uint64_t first_count, first_wanted;
+} value_statistics;
+
+static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
+                       uint64_t first_element) {
+    value_pieces *pieces = context;
+    uint32_t rank = begin == NULL ? 0 : pieces->info.rank;
+    (void)first_element;
+    if (pieces->count == pieces->capacity) {
+        pieces->capacity = 2 * pieces->capacity + 16;
+        void *items = realloc(pieces->items, pieces->capacity * sizeof *pieces->items);
+        if (items != NULL) pieces->items = items;
+        void *numbers =
+            realloc(pieces->numbers, (pieces->capacity * 2 * rank + 1) * sizeof(uint64_t));
+        if (numbers != NULL) pieces->numbers = numbers;
+        if (items == NULL || numbers == NULL) return false;
+    }
+    if (rank > 0) {
+        memcpy(pieces->numbers + pieces->count * 2 * rank, begin, rank * sizeof *begin);
+        memcpy(pieces->numbers + (pieces->count * 2 + 1) * rank, end, rank * sizeof *end);
+    }
+    pieces->items[pieces->count++] = (fst_request_item){.tensor_index = pieces->index};
+    return true;
+}
+
+static void link_slices(value_pieces *pieces) {
+    uint32_t rank = pieces->info.rank;
+    for (size_t i = 0; pieces->count > 1 && i < pieces->count; i++) {
+        pieces->items[i].slice_begin = pieces->numbers + i * 2 * rank;
+        pieces->items[i].slice_end = pieces->numbers + (i * 2 + 1) * rank;
+    }
+}
+
+static void add_value(value_statistics *statistics, double value) {
+    if (statistics->first_count < statistics->first_wanted)
+        statistics->first[statistics->first_count++] = value;
+    statistics->count++;
+    if (isnan(value)) {
+        statistics->nan_count++;
+        return;
+    }
+    if (isinf(value)) statistics->infinite_count++;
+    if (value == 0) statistics->zero_count++;
+    if (value < statistics->least) statistics->least = value;
+    if (value > statistics->greatest) statistics->greatest = value;
+    if (!isinf(value)) {
+        statistics->sum += value;
+        statistics->square_sum += value * value;
+    }
+}
+
+static bool add_values(value_statistics *statistics, const fst_tensor_view *view) {
+    uint64_t count = view->size_bytes * 8 / fst_dtype_bits(view->dtype);
+    double number;
+    for (uint64_t i = 0; i < count; i++) {
+        if (!cli_value_at(view, i, &number)) return false;
+        add_value(statistics, number);
+    }
+    return true;
+}
+
+/// Loads the tensor piece by piece, its values as F64 or 64-bit integers. *known: it has numbers.
+static fst_status gather(fst_model *model, value_pieces *pieces, value_statistics *statistics,
+                         bool *known, fst_error *error) {
+    fst_load_options options = {.struct_size = sizeof options,
+                                .mode = FST_MODE_LOAD,
+                                .order = FST_ORDER_REQUEST,
+                                .items = pieces->items,
+                                .item_count = pieces->count,
+                                .budget_bytes = pieces->count > 1 ? BUDGET_BYTES : 0,
+                                .no_sigbus_guard = 1,
+                                .convert = 1,
+                                .dtype = cli_value_dtype(pieces->info.dtype)};
+    fst_loader *loader;
+    fst_status status = fst_loader_open(model, &options, &loader, error);
+    if (status != FST_OK) return status;
+    for (size_t i = 0; i < pieces->count && status == FST_OK && *known; i++) {
+        fst_tensor *tensor;
+        fst_tensor_view view;
+        status = fst_loader_next(loader, -1, &tensor, error);
+        if (status != FST_OK) break;
+        status = fst_tensor_view_get(tensor, &view, error);
+        if (status == FST_OK) *known = add_values(statistics, &view);
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    return status;
+}
+
+static void print_json(const fst_tensor_info *info, const value_statistics *s, bool known) {
+    uint64_t finite = s->count - s->nan_count - s->infinite_count;
+    printf("{\"name\": ");
+    cli_print_json(info->name, info->name_size);
+    printf(", \"dtype\": \"%s\", \"shape\": [", fst_dtype_name(info->dtype));
+    for (uint32_t i = 0; i < info->rank; i++)
+        printf("%s%" PRIu64, i > 0 ? ", " : "", info->shape[i]);
+    printf("], \"bytes\": %" PRIu64, info->size_bytes);
+    if (known && s->count > 0) {
+        printf(", \"min\": ");
+        cli_print_number(s->least);
+        printf(", \"max\": ");
+        cli_print_number(s->greatest);
+        printf(", \"mean\": ");
+        cli_print_number(s->sum / (double)finite);
+        printf(", \"nans\": %" PRIu64 ", \"infinities\": %" PRIu64 ", \"zeros\": %" PRIu64
+               ", \"first\": [",
+               s->nan_count, s->infinite_count, s->zero_count);
+        for (uint64_t i = 0; i < s->first_count; i++) {
+            printf("%s", i > 0 ? ", " : "");
+            cli_print_number(s->first[i]);
+        }
+        printf("]");
+    }
+    printf("}\n");
+}
+
+static void print_text(const fst_tensor_info *info, const value_statistics *s, bool known) {
+    char shape[256], size[16];
+    uint64_t finite = s->count - s->nan_count - s->infinite_count;
+    double mean = s->sum / (double)finite, square = s->square_sum / (double)finite - mean * mean;
+    printf("%s", cli_bold());
+    cli_print_name(info->name, info->name_size);
+    printf("%s  %s %s, %s\n", cli_plain(), fst_dtype_name(info->dtype),
+           cli_shape_text(info->shape, info->rank, shape, sizeof shape),
+           cli_size_text(info->size_bytes, size));
+    if (!known) printf("  %s has no values to show\n", fst_dtype_name(info->dtype));
+    if (!known || s->count == 0) return;
+    if (s->nan_count < s->count)
+        printf("  min %.6g  max %.6g  mean %.6g  standard deviation %.6g\n", s->least, s->greatest,
+               mean, sqrt(square > 0 ? square : 0));
+    printf("  NaN %" PRIu64 "  infinite %" PRIu64 "  zero %" PRIu64 " of %" PRIu64 "\n",
+           s->nan_count, s->infinite_count, s->zero_count, s->count);
+    if (s->first_count > 0) printf("  first");
+    for (uint64_t i = 0; i < s->first_count; i++) printf(" %.6g", s->first[i]);
+    if (s->first_count > 0) printf("%s\n", s->first_count < s->count ? " .." : "");
+}
+
+static int show_tensor(fst_model *model, const fst_tensor_info *info, size_t index,
+                       uint64_t first) {
+    static value_statistics statistics; // its first values would be much for a stack
+    statistics =
+        (value_statistics){.least = INFINITY, .greatest = -INFINITY, .first_wanted = first};
+    value_pieces pieces = {.info = *info, .index = index};
+    fst_error error;
+    fst_status status = FST_OK;
+    bool known = info->dtype == FST_DTYPE_BOOL || cli_value_dtype(info->dtype) != info->dtype ||
+                 info->dtype == FST_DTYPE_F64 || info->dtype == FST_DTYPE_I64 ||
+                 info->dtype == FST_DTYPE_U64;
+    bool cut = true;
+    if (known && info->size_bytes > 0)
+        cut = cli_cut_tensor(info, fst_dtype_bits(info->dtype), PIECE_BYTES, take_piece, &pieces);
+    link_slices(&pieces);
+    if (cut && pieces.count > 0) status = gather(model, &pieces, &statistics, &known, &error);
+    free(pieces.items);
+    free(pieces.numbers);
+    if (!cut) return cli_no_memory();
+    if (status != FST_OK) return cli_fail(&error);
+    (cli_wants_json() ? print_json : print_text)(info, &statistics, known);
+    return EXIT_GOOD;
+}
+
+static int take(void *context, int key, cli_value value) {
+    show_request *request = context;
+    (void)key;
+    if (cli_parse_count(value.text, FIRST_MAX, &request->first)) return EXIT_GOOD;
+    return cli_usage("show", "--first takes at most %d, not '%s'", FIRST_MAX, value.text);
+}
+
+static int run(int argc, char **argv) {
+    (void)argc;
+    show_request request = {.first = 8};
+    cli_operands operands;
+    int code = cli_parse(&show_command, argv, &request, &operands);
+    if (code != EXIT_GOOD || operands.is_answered) return code;
+    fst_model *model;
+    fst_error error;
+    if (fst_model_open(operands.words[0], NULL, &model, &error) != FST_OK) return cli_fail(&error);
+    const char *const *names = (const char *const *)operands.words + 1;
+    size_t shown = 0;
+    for (size_t i = 0; i < fst_model_tensor_count(model) && code == EXIT_GOOD; i++) {
+        fst_tensor_info info;
+        if (fst_model_tensor_info(model, i, &info, NULL) != FST_OK) continue;
+        bool is_named = false;
+        for (int n = 0; n < operands.count - 1; n++)
+            is_named = is_named || strcmp(names[n], info.name) == 0;
+        if (!is_named && !cli_name_matches(&info, names, (size_t)operands.count - 1)) continue;
+        code = show_tensor(model, &info, i, request.first);
+        shown++;
+    }
+    fst_model_close(model);
+    if (code == EXIT_GOOD && shown == 0)
+        return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+    return code;
+}
+
+static const cli_option options[] = {
+    {'f', "first", "N", NULL, "how many of the first values are printed (8)"},
+    {0},
+};
+
+const cli_command show_command = {
+    .name = "show",
+    .operands = "PATH NAME..",
+    .summary = "values of tensors: min, max, mean, NaNs, the first ones",
+    .about = "Reads the named tensors (NAME may be a pattern) piece by piece and prints their\n"
+             "least, greatest and mean value, how many are NaN, infinite or zero, and the first\n"
+             "ones. With --json, one object a tensor; what JSON has no number for is null.",
+    .examples = "  fastsafetensors show model.safetensors embeddings.LayerNorm.bias\n"
+                "  fastsafetensors show --json --first 0 model.safetensors '*.weight'\n",
+    .options = options,
+    .operand_min = 2,
+    .operand_max = 1000,
+    .has_json = true,
+    .take = take,
+    .run = run,
+};

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Two tensors of the same shape, read side by side in pieces.
+#ifndef DIFF_PAIR_H
+#define DIFF_PAIR_H
+
+#include "rewrite.h"
+
+/// One tensor as two streams of the same pieces.
+typedef struct tensor_pair {
+    fst_model *models[2];
+    fst_tensor_info infos[2];
+    size_t indexes[2];
+    fst_request_item *items;
+    uint64_t *numbers;
+    size_t count, capacity;
+} tensor_pair;
+
+/// What the differing elements of a tensor come to.
+typedef struct value_summary {
+    uint64_t element_count, differing;
+    double max, sum;
+    bool known; ///< the dtypes have numbers that compare
+} value_summary;
+
+/// Cuts the tensors of a pair whose models, infos and indexes are set; false without memory.
+bool diff_pair_cut(tensor_pair *pair);
+void diff_pair_clear(tensor_pair *pair);
+/// Whether all bytes are the same; the dtypes are.
+fst_status diff_pair_bytes(tensor_pair *pair, bool *same, fst_error *error);
+/// What differs in value, whatever the dtypes.
+fst_status diff_pair_values(tensor_pair *pair, value_summary *summary, fst_error *error);
+
+#endif

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+# fish completion: the command prints its words, ":files" for names of files.
+
+function __fastsafetensors_complete
+    set -l words (commandline -opc) (commandline -ct)
+    for line in ($words[1] __complete $words[2..-1] 2>/dev/null)
+        if test "$line" = ":files"
+            __fish_complete_path (commandline -ct)
+        else
+            echo $line
+        end
+    end
+end
+complete -c fastsafetensors -f -a '(__fastsafetensors_complete)'

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Parsing command lines, and the help that tells of them.
+#include "options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KEY_HELP = -1, KEY_JSON = -2, KEY_QUIET_BAR = -3 };
+
+const char *const cli_dtype_words[] = {
+    "F64",         "F32",         "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0",
+    "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4",  "I64",  "I32",     "I16",     "I8",
+    "U64",         "U32",         "U16", "U8",   NULL};
+
+/// Options that commands have without saying so.
+static const cli_option help_option = {KEY_HELP, "help", NULL, NULL, "this help"};
+static const cli_option json_option = {KEY_JSON, "json", NULL, NULL,
+                                       "answers and errors as JSON, for programs"};
+static const cli_option bar_option = {KEY_QUIET_BAR, "no-progress", NULL, NULL,
+                                      "no progress bar, also on a terminal"};
+
+/// Option `index` of a command, the common ones last; NULL after them.
+static const cli_option *option_at(const cli_command *command, size_t index) {
+    size_t own = 0;
+    while (command->options != NULL && command->options[own].name != NULL) own++;
+    if (index < own) return &command->options[index];
+    const cli_option *common[4] = {NULL};
+    size_t count = 0;
+    if (command->has_json) common[count++] = &json_option;
+    if (command->has_progress) common[count++] = &bar_option;
+    common[count++] = &help_option;
+    return index - own < count ? common[index - own] : NULL;
+}
+
+const cli_command *cli_command_find(const char *name) {
+    for (size_t i = 0; cli_commands[i] != NULL; i++)
+        if (strcmp(cli_commands[i]->name, name) == 0) return cli_commands[i];
+    return NULL;
+}
+
+/// The words of `text` behind a margin of `indent`, lines of at most 78 columns; the first line is
+/// begun already.
+static void print_wrapped(const char *text, int indent) {
+    int column = indent;
+    while (*text != '\0') {
+        int size = (int)strcspn(text, " ");
+        if (column > indent && column + 1 + size > 78) {
+            printf("\n%*s", indent, "");
+            column = indent;
+        }
+        column += printf("%s%.*s", column > indent ? " " : "", size, text);
+        text += size;
+        text += strspn(text, " ");
+    }
+    printf("\n");
+}
+
+static void print_words(const cli_option *option) {
+    char text[256] = "one of ";
+    for (size_t i = 0; option->words[i] != NULL; i++) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%s", i > 0 ? ", " : "", option->words[i]);
+    }
+    printf("%*s", 22, "");
+    print_wrapped(text, 22);
+}
+
+void cli_print_help(const cli_command *command) {
+    printf("usage: fastsafetensors %s [OPTIONS] %s\n\n%s\n\n", command->name, command->operands,
+           command->about);
+    const cli_option *option;
+    for (size_t i = 0; (option = option_at(command, i)) != NULL; i++) {
+        int used = printf("  --%s%s%s", option->name, option->value == NULL ? "" : " ",
+                          option->value == NULL ? "" : option->value);
+        printf("%*s", used < 21 ? 22 - used : 1, "");
+        print_wrapped(option->help, 22);
+        if (option->words != NULL) print_words(option);
+    }
+    if (command->examples != NULL) printf("\nexamples:\n%s", command->examples);
+}
+
+// ---- parsing ----
+
+static size_t count_differences(const char *a, const char *b) {
+    // The edit distance, by rows; names are short.
+    size_t row[64], size = strlen(b);
+    if (size >= 63) return 99;
+    for (size_t j = 0; j <= size; j++) row[j] = j;
+    for (size_t i = 1; a[i - 1] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= size; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            row[j] = best;
+        }
+    }
+    return row[size];
+}
+
+const char *cli_nearest(const char *word, const char *const *names, size_t count) {
+    const char *nearest = NULL;
+    size_t least = 3; // of differences: more is another word
+    for (size_t i = 0; i < count; i++) {
+        size_t differences = count_differences(word, names[i]);
+        if (differences < least && differences < strlen(word)) {
+            least = differences;
+            nearest = names[i];
+        }
+    }
+    return nearest;
+}
+
+static int refuse_option(const cli_command *command, const char *word, size_t size) {
+    const char *names[40];
+    char given[64];
+    size_t count = 0;
+    const cli_option *option;
+    snprintf(given, sizeof given, "%.*s", (int)size, word);
+    for (; count < 40 && (option = option_at(command, count)) != NULL; count++)
+        names[count] = option->name;
+    const char *nearest = cli_nearest(given, names, count);
+    if (nearest != NULL)
+        return cli_usage(command->name, "%s has no option '--%s'; did you mean '--%s'?",
+                         command->name, given, nearest);
+    return cli_usage(command->name, "%s has no option '--%s'", command->name, given);
+}
+
+/// The option of that name, or the only one that begins so.
+static const cli_option *find_option(const cli_command *command, const char *word, size_t size) {
+    const cli_option *found = NULL, *option;
+    for (size_t i = 0; (option = option_at(command, i)) != NULL; i++) {
+        if (strncmp(option->name, word, size) != 0) continue;
+        if (strlen(option->name) == size) return option;
+        if (found != NULL) return NULL;
+        found = option;
+    }
+    return size > 0 ? found : NULL;
+}
+
+static int take_option(const cli_command *command, const cli_option *option, const char *text,
+                       void *request) {
+    cli_value value = {text, 0};
+    switch (option->key) {
+    case KEY_JSON: cli_set_json(true); return EXIT_GOOD;
+    case KEY_QUIET_BAR: cli_set_progress(false); return EXIT_GOOD;
+    default: break;
+    }
+    if (option->words == cli_dtype_words) {
+        value.word = cli_find_dtype(text);
+        if (value.word < 0) // the list is long: help has it
+            return cli_usage(command->name,
+                             "unknown dtype '%s': F32, F16, BF16, F8_E4M3, ..; "
+                             "float32, bfloat16, .. are taken as well",
+                             text);
+    } else if (option->words != NULL && (value.word = cli_find_word(text, option->words)) < 0) {
+        char words[200] = "";
+        for (size_t i = 0; option->words[i] != NULL; i++) {
+            size_t used = strlen(words);
+            snprintf(words + used, sizeof words - used, "%s%s", i > 0 ? ", " : "",
+                     option->words[i]);
+        }
+        return cli_usage(command->name, "--%s takes %s, not '%s'", option->name, words, text);
+    }
+    return command->take(request, option->key, value);
+}
+
+/// Takes the option at words[*at], and its value where that is the next word.
+static int parse_option(const cli_command *command, char **words, int *at, void *request,
+                        bool *help) {
+    const char *word = words[*at];
+    bool is_short = word[1] != '-';
+    const char *name = is_short ? (strcmp(word, "-h") == 0   ? "help"
+                                   : strcmp(word, "-q") == 0 ? "quiet"
+                                                             : "")
+                                : word + 2;
+    size_t size = strcspn(name, "=");
+    const cli_option *option = find_option(command, name, size);
+    if (option == NULL) {
+        if (is_short) return cli_usage(command->name, "unknown option '%s'", word);
+        return refuse_option(command, name, size);
+    }
+    if (option->key == KEY_HELP) {
+        *help = true;
+        return EXIT_GOOD;
+    }
+    const char *text = name[size] == '=' ? name + size + 1 : NULL;
+    if (option->value == NULL && text != NULL)
+        return cli_usage(command->name, "--%s takes no value", option->name);
+    if (option->value != NULL && text == NULL && (text = words[++*at]) == NULL)
+        return cli_usage(command->name, "--%s needs a value: %s", option->name, option->value);
+    return take_option(command, option, text, request);
+}
+
+static int check_operands(const cli_command *command, int count) {
+    if (count >= command->operand_min && count <= command->operand_max) return EXIT_GOOD;
+    if (count > command->operand_max)
+        return cli_usage(command->name, "%d words are too many: %s takes %s", count, command->name,
+                         command->operands);
+    return cli_usage(command->name, "expected %s", command->operands);
+}
+
+int cli_parse(const cli_command *command, char **argv, void *request, cli_operands *operands) {
+    *operands = (cli_operands){.words = argv + 1};
+    bool help = false, ended = false;
+    for (int i = 1; argv[i] != NULL; i++) // so that what is wrong before it is said as JSON
+        if (command->has_json && strcmp(argv[i], "--json") == 0) cli_set_json(true);
+    // Operands are moved to the front as options are taken: none is lost, none is read twice.
+    for (int i = 1; argv[i] != NULL; i++) {
+        if (!ended && strcmp(argv[i], "--") == 0) {
+            ended = true;
+        } else if (ended || argv[i][0] != '-' || argv[i][1] == '\0') {
+            operands->words[operands->count++] = argv[i];
+        } else {
+            int code = parse_option(command, argv, &i, request, &help);
+            if (code != EXIT_GOOD) return code;
+        }
+    }
+    if (help) {
+        cli_print_help(command);
+        operands->is_answered = true;
+        return EXIT_GOOD;
+    }
+    return check_operands(command, operands->count);
+}
+
+// ---- completion ----
+
+static void print_matching(const char *prefix, const char *begin, const char *word) {
+    size_t size = strlen(prefix);
+    if (strncmp(begin, prefix, strlen(begin) < size ? strlen(begin) : size) == 0 &&
+        (strlen(begin) >= size || strncmp(word, prefix + strlen(begin), size - strlen(begin)) == 0))
+        printf("%s%s\n", begin, word);
+}
+
+static void complete_value(const cli_option *option, const char *begin, const char *current) {
+    static const char *const files[] = {"FILE", "PATH", "TARGET", "FOLDER"};
+    for (size_t i = 0; option->words != NULL && option->words[i] != NULL; i++)
+        print_matching(current, begin, option->words[i]);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (option->words == NULL && strcmp(option->value, files[i]) == 0) printf(":files\n");
+}
+
+int cli_complete(char **words, int count) {
+    const char *current = count > 0 ? words[count - 1] : "";
+    bool names_command = count <= 1 || (count == 2 && strcmp(words[0], "help") == 0);
+    for (size_t i = 0; names_command && cli_commands[i] != NULL; i++)
+        print_matching(current, "", cli_commands[i]->name);
+    if (names_command) {
+        for (int i = 0; count <= 1 && i < 3; i++)
+            print_matching(current, "", (const char *[]){"help", "--help", "--version"}[i]);
+        if (count <= 1) printf(":files\n");
+        return EXIT_GOOD;
+    }
+    const cli_command *command = cli_command_find(words[0]);
+    if (command == NULL) return EXIT_GOOD;
+    const char *previous = words[count - 2], *equal = strchr(current, '=');
+    const cli_option *option = strncmp(previous, "--", 2) == 0 && strchr(previous, '=') == NULL
+                                   ? find_option(command, previous + 2, strlen(previous + 2))
+                                   : NULL;
+    if (option != NULL && option->value != NULL) {
+        complete_value(option, "", current);
+    } else if (strncmp(current, "--", 2) == 0 && equal != NULL) {
+        char begin[64];
+        option = find_option(command, current + 2, (size_t)(equal - current) - 2);
+        snprintf(begin, sizeof begin, "%.*s", (int)(equal - current) + 1, current);
+        if (option != NULL && option->value != NULL) complete_value(option, begin, current);
+    } else if (current[0] == '-') {
+        char name[64];
+        for (size_t i = 0; (option = option_at(command, i)) != NULL; i++) {
+            snprintf(name, sizeof name, "--%s", option->name);
+            print_matching(current, "", name);
+        }
+    } else {
+        printf(":files\n");
+    }
+    return EXIT_GOOD;
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Failures: a line on stderr for people, or an object on stdout for programs.
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+
+static bool wants_json;
+
+bool cli_wants_json(void) { return wants_json; }
+
+void cli_set_json(bool wanted) { wants_json = wanted; }
+
+int cli_code_of(fst_status status) {
+    bool of_format = (status >= FST_E_HEADER_TOO_SMALL && status <= FST_E_TENSOR_NOT_FOUND) ||
+                     status == FST_E_INDEX_JSON || status == FST_E_PATH_ESCAPES ||
+                     status == FST_E_DUPLICATE_TENSOR;
+    return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
+}
+
+void cli_print_error_json(const fst_error *error) {
+    printf("{\"kind\": \"%s\", \"message\": ", fst_status_name(error->status));
+    cli_print_json(error->message, strlen(error->message));
+    if (error->file[0] != '\0') {
+        printf(", \"file\": ");
+        cli_print_json(error->file, strlen(error->file));
+    }
+    if (error->tensor[0] != '\0') {
+        printf(", \"tensor\": ");
+        cli_print_json(error->tensor, strlen(error->tensor));
+    }
+    if (error->byte_offset != FST_NO_OFFSET) printf(", \"byte\": %" PRIu64, error->byte_offset);
+    if (error->os_errno != 0) printf(", \"errno\": %d", error->os_errno);
+    printf("}");
+}
+
+int cli_fail(const fst_error *error) {
+    if (wants_json) {
+        printf("{\"error\": ");
+        cli_print_error_json(error);
+        printf("}\n");
+    } else {
+        fprintf(stderr, "fastsafetensors: %s\n", error->message);
+    }
+    return cli_code_of(error->status);
+}
+
+static void say(const char *kind, const char *format, va_list arguments) {
+    char message[1024];
+    vsnprintf(message, sizeof message, format, arguments);
+    if (!wants_json) {
+        fprintf(stderr, "fastsafetensors: %s\n", message);
+        return;
+    }
+    printf("{\"error\": {\"kind\": \"%s\", \"message\": ", kind);
+    cli_print_json(message, strlen(message));
+    printf("}}\n");
+}
+
+int cli_refuse(int code, const char *kind, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(kind, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+int cli_no_memory(void) {
+    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_NO_MEMORY), "out of memory");
+}
+
+int cli_fail_errno(const char *what, const char *path) {
+    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_IO), "%s %s: %s", what, path,
+                      strerror(errno));
+}
+
+int cli_usage(const char *command, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say("Usage", format, arguments);
+    va_end(arguments);
+    if (!wants_json)
+        fprintf(stderr, "try 'fastsafetensors %s%s--help'\n", command == NULL ? "" : command,
+                command == NULL ? "" : " ");
+    return EXIT_USAGE;
+}
