@@ -109,7 +109,8 @@ static PyObject *raise_format(module_state *state, const fst_error *error, PyObj
 static PyObject *raise_system(const fst_error *error, PyObject *message) {
     int code = error->os_errno;
     if (code == 0 && error->status == FST_E_NOT_REGULAR) code = EINVAL;
-    if (code == 0 && error->status == FST_E_NO_TENSORS) code = ENOENT;
+    if (code == 0 && (error->status == FST_E_NO_TENSORS || error->status == FST_E_NOT_FOUND))
+        code = ENOENT;
     if (error->os_errno != 0 && error->status != FST_E_IO && error->status != FST_E_NO_SPACE)
         message = PyUnicode_FromString(strerror(error->os_errno));
     else

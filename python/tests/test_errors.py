@@ -224,3 +224,27 @@ def test_a_file_that_is_cut_off_says_what_is_missing(raw):
         with pytest.raises(SafetensorError, match=words) as caught:
             load_file(path)
         assert caught.value.tag == "MetadataIncompleteBuffer"
+
+
+def test_folders_without_models_say_what_they_have(tmp_path, raw):
+    """Pipelines, torch files, downloads that have not ended, variants, addresses."""
+    def refusal(kind=FileNotFoundError, path=tmp_path):
+        with pytest.raises(kind) as caught:
+            load_file(path)
+        return str(caught.value)
+
+    (tmp_path / "pytorch_model.bin").touch()
+    assert "'fastsafetensors convert' makes one of pytorch_model.bin" in refusal()
+    (tmp_path / "model.safetensors.incomplete").touch()
+    assert "a download has not ended: model.safetensors.incomplete" in refusal()
+    for name in ("unet", "vae", "scheduler", ".cache"):
+        (tmp_path / name).mkdir()
+    for name in ("unet", "vae", ".cache"):
+        raw(f'{{"a":{{{U8}}}}}', b"ab", f"{name}/model.safetensors")
+    text = refusal()
+    assert "folders in it hold models" in text and "unet" in text and "vae" in text
+    assert "scheduler" not in text and ".cache" not in text
+    raw(f'{{"a":{{{U8}}}}}', b"ab", "unet/model.fp16.safetensors")
+    assert "variants of one model?" in refusal(SafetensorError, tmp_path / "unet")
+    for address in ("https://host/model.safetensors", "hf://org/model"):
+        assert "addresses are not read" in refusal(path=address)

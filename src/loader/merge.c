@@ -31,7 +31,8 @@ static fst_status duplicate_failure(const fst_model *model, model_entry first, m
     place.tensor = entry_name(model, second);
     place.tensor_size = entry_tensor(model, second)->name_size;
     return fsti_error_set(error, FST_E_DUPLICATE_TENSOR, place,
-                          "a tensor name is in two files: %.150s and %.150s",
+                          "a tensor name is in two files (variants of one model? open the one that "
+                          "you want): %.150s and %.150s",
                           fsti_file_path(model->files[first.file].file),
                           fsti_file_path(model->files[second.file].file));
 }

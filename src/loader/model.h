@@ -74,4 +74,7 @@ fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_cou
 bool fsti_model_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
                           size_t text_size);
 
+/// Says what a folder without safetensors files has instead: words to follow a message, or "".
+void fsti_model_folder_hint(const char *folder, char *text, size_t text_size);
+
 #endif

@@ -97,10 +97,21 @@ static fst_status open_folder(const char *folder, uint64_t hash_key, model_paths
     else if (status == FST_OK)
         status = list_folder(folder, ".safetensors", out, error);
     fsti_model_paths_clear(&indices);
-    if (status == FST_OK && !out->has_index && out->count == 0)
-        status =
-            fsti_error_set(error, FST_E_NO_TENSORS, place, "no *.safetensors file in the folder");
+    if (status == FST_OK && !out->has_index && out->count == 0) {
+        char hint[256];
+        fsti_model_folder_hint(folder, hint, sizeof hint);
+        status = fsti_error_set(error, FST_E_NO_TENSORS, place,
+                                "no *.safetensors file in the folder%s", hint);
+    }
     return status;
+}
+
+static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
+    if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, FST_E_NOT_FOUND, place,
+                          "addresses are not read, files are: download it first");
 }
 
 fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *out,
@@ -109,7 +120,7 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *ou
     struct stat info;
     fst_status status;
     if (stat(path, &info) != 0)
-        status = fsti_error_errno(error, errno, path, "open");
+        status = fail_stat(path, errno, error);
     else if (S_ISDIR(info.st_mode))
         status = open_folder(path, hash_key, out, error);
     else if (ends_with(path, ".index.json"))
