@@ -22,6 +22,7 @@ static const char *const modes[] = {"auto", "load", "map", NULL};
 static const char *const numas[] = {"default", "local", "interleave", NULL};
 static const char *const rings[] = {"auto", "place", "slots", NULL};
 static const char *const gds_ways[] = {"auto", "off", "strict", NULL};
+static const char *const cache_ways[] = {"auto", "keep", "bypass", NULL};
 static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap", NULL};
 
 static int take_number(load_request *request, int key, const char *text) {
@@ -52,6 +53,7 @@ static int take(void *context, int key, cli_value value) {
     case 'd':
         if (fst_device_parse(value.text, &options->device, &error) == FST_OK) return EXIT_GOOD;
         return cli_usage("load", "%s", error.message);
+    case 'c': options->cache = (fst_cache)value.word; return EXIT_GOOD;
     case 'g': options->gds = (fst_gds)value.word; return EXIT_GOOD;
     case 'm': options->mode = (fst_load_mode)value.word; return EXIT_GOOD;
     case 'e': options->engine = (fst_engine)value.word; return EXIT_GOOD;
@@ -90,20 +92,20 @@ static void print_json(const fst_load_stats *s, double seconds) {
     printf("{\"seconds\": %.6f, \"mode\": \"%s\", \"engine\": \"%s\", \"reason\": ", seconds,
            s->mode, s->engine);
     cli_print_json(s->reason, strlen(s->reason));
-    printf(", \"threads\": %" PRIu32 ", \"tensors\": %zu, \"bytes_requested\": %" PRIu64
-           ", \"bytes_read\": %" PRIu64 ", \"bytes_direct\": %" PRIu64
-           ", \"bytes_mapped\": %" PRIu64 ", \"bytes_copied\": %" PRIu64
-           ", \"bytes_converted\": %" PRIu64 ", \"reads\": %" PRIu64 ", \"chunks\": %" PRIu64
-           ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
-           ", \"buffer_bytes_peak\": %" PRIu64 ", \"read_ns\": %" PRIu64 ", \"copy_ns\": %" PRIu64
-           ", \"populate_ns\": %" PRIu64 ", \"device_bytes\": %" PRIu64
-           ", \"device_copies\": %" PRIu64 ", \"device_launches\": %" PRIu64
-           ", \"device_wait_ns\": %" PRIu64 ", \"gds_bytes\": %" PRIu64 "}\n",
-           s->thread_count, s->tensor_count, s->bytes_requested, s->bytes_read, s->bytes_direct,
-           s->bytes_mapped, s->bytes_copied, s->bytes_converted, s->read_count, s->chunk_count,
-           s->chunks_resident, s->buffer_bytes, s->buffer_bytes_peak, s->read_ns, s->copy_ns,
-           s->populate_ns, s->device_bytes, s->device_copies, s->device_launches, s->device_wait_ns,
-           s->gds_bytes);
+    printf(
+        ", \"threads\": %" PRIu32 ", \"tensors\": %zu, \"bytes_requested\": %" PRIu64
+        ", \"bytes_read\": %" PRIu64 ", \"bytes_direct\": %" PRIu64 ", \"bytes_mapped\": %" PRIu64
+        ", \"bytes_copied\": %" PRIu64 ", \"bytes_converted\": %" PRIu64 ", \"reads\": %" PRIu64
+        ", \"chunks\": %" PRIu64 ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
+        ", \"buffer_bytes_peak\": %" PRIu64 ", \"read_ns\": %" PRIu64 ", \"copy_ns\": %" PRIu64
+        ", \"populate_ns\": %" PRIu64 ", \"device_bytes\": %" PRIu64 ", \"device_copies\": %" PRIu64
+        ", \"device_launches\": %" PRIu64 ", \"device_wait_ns\": %" PRIu64
+        ", \"gds_bytes\": %" PRIu64 ", \"cache_bytes\": %" PRIu64 "}\n",
+        s->thread_count, s->tensor_count, s->bytes_requested, s->bytes_read, s->bytes_direct,
+        s->bytes_mapped, s->bytes_copied, s->bytes_converted, s->read_count, s->chunk_count,
+        s->chunks_resident, s->buffer_bytes, s->buffer_bytes_peak, s->read_ns, s->copy_ns,
+        s->populate_ns, s->device_bytes, s->device_copies, s->device_launches, s->device_wait_ns,
+        s->gds_bytes, s->cache_bytes);
 }
 
 static void print_stats(const fst_load_stats *s, double seconds) {
@@ -196,9 +198,11 @@ static int run(int argc, char **argv) {
 static const cli_option options[] = {
     {'d', "device", "DEVICE", NULL,
      "where to: cpu (default), cuda, cuda:N, hip, hip:N, gpu, pinned"},
+    {'c', "cache", "WAY", cache_ways,
+     "whether what is read stays in the page cache; auto: where it fits"},
     {'g', "gds", "WAY", gds_ways, "GPUDirect Storage, of loads to a GPU (auto)"},
     {'m', "mode", "MODE", modes,
-     "own memory (load) or views of the file (map); auto: by what the page cache holds"},
+     "own memory (load) or views of the file (map); auto: views on the CPU"},
     {'e', "engine", "ENGINE", engines, "what reads the bytes (auto)"},
     {'R', "ring", "WAY", rings, "where io_uring reads to (auto: measured)"},
     {'N', "numa", "POLICY", numas, "memory of machines of several nodes (default)"},

@@ -27,9 +27,9 @@ BELOW = {
 }
 # Rooms without system calls and threads: what they may include beyond the language itself.
 PURE = {"dtype", "format", "plan"}
-PURE_SYSTEM = {"string.h", "inttypes.h", "stdlib.h", "fnmatch.h", "emmintrin.h", "stddef.h",
-               "stdint.h", "stdbool.h", "locale.h", "math.h",
-               "immintrin.h", "cpuid.h"}
+PURE_SYSTEM = {"string.h", "stdio.h", "inttypes.h", "stdlib.h", "fnmatch.h", "emmintrin.h",
+               "stddef.h", "stdint.h", "stdbool.h", "locale.h", "math.h", "immintrin.h",
+               "cpuid.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 

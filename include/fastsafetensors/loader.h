@@ -12,8 +12,10 @@
 extern "C" {
 #endif
 
-/// A load in progress or finished. fst_loader_cancel() and fst_loader_stats_get() may be called
-/// from any thread; of the others, one at a time.
+/// A load in progress or finished. It belongs to the process that opened it: after a fork() the
+/// child may close it, which only frees memory, and everything else is FST_E_UNSUPPORTED there.
+/// Models, and tensors that were handed out, may be used in the child. fst_loader_cancel() and
+/// fst_loader_stats_get() may be called from any thread; of the others, one at a time.
 typedef struct fst_loader fst_loader;
 
 /// One loaded tensor. It owns its memory: it stays valid after the loader, the model and the file
@@ -21,13 +23,39 @@ typedef struct fst_loader fst_loader;
 /// are ref and unref.
 typedef struct fst_tensor fst_tensor;
 
-/// How tensors come to memory.
+/// How tensors come to memory. It does not depend on what the page cache happens to hold.
+///
+/// A view is the file's own pages, as mmap(2) gives them, private: what the program writes to a
+/// view stays with the program. What others do to the file shows: bytes that are overwritten in
+/// place change under a view that has not been written to, and a file that is cut off makes
+/// touching it a SIGBUS. Replacing a file by rename, as this library and most others save, leaves
+/// views as they are. Who can't rely on that asks for FST_MODE_LOAD, whose tensors are memory of
+/// their own.
 typedef enum fst_load_mode {
-    FST_MODE_AUTO = 0, ///< MAP where the page cache holds nearly all of it, else LOAD
+    /// MAP on the CPU, LOAD where views can't be what is asked for: to a device, into memory of the
+    /// caller's, with a conversion, engine, allocator or budget, around the page cache, and where
+    /// the system refuses the mapping.
+    FST_MODE_AUTO = 0,
     FST_MODE_LOAD = 1, ///< read into memory of our own (or the caller's), aligned
-    FST_MODE_MAP = 2,  ///< views of the file itself, no copy; changed pages stay private
+    FST_MODE_MAP = 2,  ///< views of the file, no copy; misaligned tensors are memory of their own
 } fst_load_mode;
 #define FST_MODE_COUNT 3
+
+/// Whether what a load reads from storage stays in the page cache, where the next start of the
+/// program, and others on the host, find it.
+typedef enum fst_cache {
+    /// KEEP for views and loads to a device when the request fits comfortably in the memory that is
+    /// left (of the machine, and up the whole path of the cgroup). Else BYPASS, or, for views,
+    /// pages come when they are touched. Memory of one's own on the CPU is filled around the cache.
+    FST_CACHE_AUTO = 0,
+    /// What is absent is brought into the page cache by large reads, whatever the readahead setting
+    /// of the device; views wait for it. Not with the engines that go around it.
+    FST_CACHE_KEEP = 1,
+    /// What is absent is read around the page cache where the file system can; what is cached is
+    /// taken from there. FST_MODE_AUTO is then LOAD. Not with the engines that need the cache.
+    FST_CACHE_BYPASS = 2,
+} fst_cache;
+#define FST_CACHE_COUNT 3
 
 /// What moves the bytes in FST_MODE_LOAD.
 typedef enum fst_engine {
@@ -99,7 +127,9 @@ typedef struct fst_load_options {
     /// 0: no limit (everything is kept in the loader as well). A single tensor above it is
     /// FST_E_BUDGET.
     uint64_t budget_bytes;
-    const fst_allocator *allocator; ///< copied; NULL: our huge-page arenas
+    /// Copied; NULL: our huge-page arenas. It is called by one thread of the load at a time,
+    /// without a lock: it may ask the loader for statistics, or cancel it.
+    const fst_allocator *allocator;
     fst_progress_callback progress;
     void *progress_context;
     /// 1: tensors become `dtype` on the way where that is possible: float types to any float type
@@ -127,6 +157,7 @@ typedef struct fst_load_options {
     /// Knobs of experimental.h, for measuring and for machines that nobody has met; NULL: as the
     /// library decides. Read during fst_loader_open() only.
     const struct fst_load_tuning *tuning;
+    fst_cache cache;
 } fst_load_options;
 
 /// Plans the request and starts reading in the background. `model` may be closed afterwards.
@@ -203,6 +234,7 @@ typedef struct fst_load_stats {
     uint64_t device_launches;   ///< chunks that the device's kernel took apart
     uint64_t device_wait_ns;    ///< summed over threads: waiting for the device
     uint64_t gds_bytes;         ///< read straight to the device
+    uint64_t cache_bytes;       ///< of bytes_read: by way of the page cache, where they stay
 } fst_load_stats;
 
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,

@@ -16,6 +16,13 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 (int)options->order);
     API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error, "unknown dtype %d",
                 (int)options->dtype);
+    API_REQUIRE((unsigned)options->cache < FST_CACHE_COUNT, error, "unknown cache %d",
+                (int)options->cache);
+    bool is_around = options->engine == FST_ENGINE_DIRECT || options->engine == FST_ENGINE_URING;
+    bool is_through = options->engine == FST_ENGINE_PREAD || options->engine == FST_ENGINE_MMAP;
+    API_REQUIRE(!(is_around && options->cache == FST_CACHE_KEEP) &&
+                    !(is_through && options->cache == FST_CACHE_BYPASS),
+                error, "the engine does not do with the page cache what is asked for");
     API_REQUIRE((unsigned)options->gds < FST_GDS_COUNT, error, "unknown gds %d", (int)options->gds);
     API_REQUIRE((unsigned)options->device.kind < FST_DEVICE_KIND_COUNT, error,
                 "unknown kind of device %d", (int)options->device.kind);

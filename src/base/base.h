@@ -112,6 +112,8 @@ uint64_t fsti_page_bytes(void);
 uint32_t fsti_cpu_count(void);
 /// Bytes that the cgroup's limit leaves, counting pages of files as free; UINT64_MAX: no limit.
 uint64_t fsti_memory_available(void);
+/// The same, and no more than what the machine has left.
+uint64_t fsti_memory_left(void);
 /// The first number behind `name` in a text file of the kernel's; false where it is not there.
 bool fsti_proc_number(const char *path, const char *name, uint64_t *out);
 /// For tests: another cgroup tree and another list of this process's groups; NULL: the real ones.

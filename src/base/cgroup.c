@@ -86,3 +86,9 @@ uint64_t fsti_memory_available(void) {
             fsti_min(used, stat_number(text, "active_file") + stat_number(text, "inactive_file"));
     return limit - fsti_min(limit, used);
 }
+
+uint64_t fsti_memory_left(void) {
+    uint64_t kib, left = fsti_memory_available();
+    if (!fsti_proc_number("/proc/meminfo", "MemAvailable:", &kib)) return left;
+    return fsti_min(left, kib << 10);
+}

@@ -87,18 +87,21 @@ extern const fsti_io_engine fsti_io_engine_pread, fsti_io_engine_direct, fsti_io
 /// The engine of that number; NULL for FST_ENGINE_AUTO and for no engine.
 const fsti_io_engine *fsti_io_engine_get(fst_engine engine);
 
-/// What reads the absent and the resident chunks of a file, and why.
-typedef struct fsti_io_choice {
-    const fsti_io_engine *absent, *resident;
-    char reason[256];
-} fsti_io_choice;
+/// The engine that was asked for; FST_E_UNSUPPORTED when it does not work for the file.
+fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, bool guard_allowed,
+                                const fsti_io_engine **out, fst_error *error);
 
-/// Chooses by probing the file; a forced engine that does not work is FST_E_UNSUPPORTED.
-fst_status fsti_io_choose(fsti_file *file, fst_engine forced, bool guard_allowed,
-                          fsti_io_choice *out, fst_error *error);
+/// What works for a file, and why the rest does not.
+typedef struct fsti_io_facts {
+    bool has_direct, has_ring;
+    bool copies_mapping; ///< pages may be copied from a mapping: there is one, and a guard
+    char absent_reason[128], resident_reason[64];
+} fsti_io_facts;
+void fsti_io_probe(fsti_file *file, bool guard_allowed, fsti_io_facts *out);
 
-/// The choice for a read so small that probing would cost more than it can save: plain reads.
-void fsti_io_choose_plain(fsti_io_choice *out);
+/// Asks the kernel to bring [begin, end) into the page cache, and does not wait for all of it.
+/// Returns the number of calls that took.
+uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end);
 
 /// Whether GPUDirect Storage can be used at all: cuFile, or hipFile; and why not.
 bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size);

@@ -5,20 +5,23 @@
 #include "device/device.h"
 #include "io/io.h"
 #include "loader.h"
+#include "transfer/transfer.h"
 
-static void describe_engine(fst_engine number, fsti_file *file, const fsti_io_choice *choice,
+static void describe_engine(fst_engine number, fsti_file *file, const fsti_file_route *route,
                             fst_engine_info *out) {
     const fsti_io_engine *engine = fsti_io_engine_get(number);
     *out = (fst_engine_info){.name = engine->name};
     out->usable = engine->usable(file, out->reason, sizeof out->reason);
-    out->chosen = choice != NULL && (choice->absent == engine || choice->resident == engine);
+    const fsti_io_engine *absent = route == NULL ? NULL : fsti_route_engine(route, false);
+    const fsti_io_engine *resident = route == NULL ? NULL : fsti_route_engine(route, true);
+    out->chosen = absent == engine || resident == engine;
     if (!out->chosen) return;
     char reason[sizeof out->reason];
     snprintf(reason, sizeof reason, "%s", out->reason);
     snprintf(out->reason, sizeof out->reason, "%.130s; used for %s chunks", reason,
-             choice->absent != engine     ? "cached"
-             : choice->resident != engine ? "absent"
-                                          : "all");
+             absent != engine     ? "cached"
+             : resident != engine ? "absent"
+                                  : "all");
 }
 
 /// A driver: how many devices, or why none.
@@ -84,10 +87,11 @@ static void describe_devices(fsti_file *file, fst_engine_info *infos, size_t cap
 fst_status fsti_loader_probe(const char *path, fst_engine_info *infos, size_t capacity,
                              size_t *count, fst_error *error) {
     fsti_file *file = NULL;
-    fsti_io_choice choice;
+    fsti_file_route route;
+    const fsti_route_wish wish = {.guard_allowed = true};
     if (path != NULL) {
         FST_TRY(fsti_file_open(path, &file, error));
-        fst_status status = fsti_io_choose(file, FST_ENGINE_AUTO, true, &choice, error);
+        fst_status status = fsti_route_choose(file, &wish, &route, error);
         if (status != FST_OK) {
             fsti_file_unref(file);
             return status;
@@ -97,8 +101,7 @@ fst_status fsti_loader_probe(const char *path, fst_engine_info *infos, size_t ca
     for (unsigned number = 0; number < FST_ENGINE_COUNT; number++) {
         if (number == FST_ENGINE_AUTO || number == FST_ENGINE_GDS) continue;
         if (*count < capacity)
-            describe_engine((fst_engine)number, file, file == NULL ? NULL : &choice,
-                            &infos[*count]);
+            describe_engine((fst_engine)number, file, file == NULL ? NULL : &route, &infos[*count]);
         ++*count;
     }
     describe_devices(file, infos, capacity, count);

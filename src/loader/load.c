@@ -12,8 +12,6 @@
 #define COALESCE_GAP_BYTES ((uint64_t)64 << 10)
 /// A budget is cut into this many batches, so that reading and using overlap.
 #define BATCHES_PER_BUDGET 4u
-/// AUTO maps when at least this much of the request is in the page cache.
-#define MAP_RESIDENT_PERCENT 90u
 /// Locked memory that loads to a GPU go through: enough to keep its bus busy.
 #define RING_BYTES ((uint64_t)64 << 20)
 
@@ -21,32 +19,6 @@ static bool has_destinations(const fst_loader *loader) {
     for (size_t i = 0; i < loader->plan.item_count; i++)
         if (loader->wants[i].destination != NULL) return true;
     return false;
-}
-
-/// Bytes of the files asked for, and how many of them are in the page cache; false when that is not
-/// to be known. Whole files: a probe a file costs microseconds, a probe a tensor would not.
-static bool measure_residency(const fst_loader *loader, uint64_t *resident, uint64_t *total) {
-    uint32_t last = UINT32_MAX;
-    *resident = *total = 0;
-    bool few = loader->plan.item_count <= 16;
-    for (size_t i = 0; i < loader->plan.item_count; i++) {
-        const fsti_plan_want *want = &loader->wants[i];
-        const fsti_header *header = loader->headers[want->file];
-        const fsti_tensor *tensor = &header->tensors[want->tensor];
-        uint64_t begin = header->data_begin, end = fsti_file_size(loader->files[want->file]);
-        if (few) {
-            end = begin + tensor->end;
-            begin += tensor->begin;
-        } else if (want->file == last) {
-            continue;
-        }
-        last = want->file;
-        *total += end - begin;
-        uint64_t bytes;
-        if (!fsti_file_resident(loader->files[want->file], begin, end, &bytes)) return false;
-        *resident += bytes;
-    }
-    return true;
 }
 
 /// Opens the device that tensors go to.
@@ -67,39 +39,35 @@ static fst_status choose_device(fst_loader *loader, fst_error *error) {
     return FST_OK;
 }
 
-static void choose_mode(fst_loader *loader) {
+/// Bytes of the request as they lie in the files, about: slices count whole.
+static uint64_t count_bytes(const fst_loader *loader) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < loader->plan.item_count; i++) {
+        const fsti_plan_want *want = &loader->wants[i];
+        const fsti_tensor *tensor = &loader->headers[want->file]->tensors[want->tensor];
+        bytes += fsti_min(tensor->end - tensor->begin, UINT64_MAX - bytes);
+    }
+    return bytes;
+}
+
+/// Asks the policy, with the facts as they are now.
+static void choose_policy(fst_loader *loader, bool view_refused) {
     const fst_load_options *options = &loader->options;
-    size_t size = sizeof loader->mode_reason;
-    loader->mode = options->mode;
-    if (options->mode != FST_MODE_AUTO) {
-        snprintf(loader->mode_reason, size, "%s was asked for",
-                 options->mode == FST_MODE_MAP ? "map" : "load");
-        return;
-    }
-    loader->mode = FST_MODE_LOAD;
-    if (options->device.kind != FST_DEVICE_CPU) {
-        snprintf(loader->mode_reason, size, "load: to a device%s",
-                 loader->locks_memory ? ", whose driver locks the memory" : "");
-    } else if (has_destinations(loader)) {
-        snprintf(loader->mode_reason, size, "load: the caller gives the memory");
-    } else if (options->convert) {
-        snprintf(loader->mode_reason, size, "load: elements are converted");
-    } else if (options->engine != FST_ENGINE_AUTO || options->allocator != NULL ||
-               options->budget_bytes != 0) {
-        snprintf(loader->mode_reason, size, "load: an engine, allocator or budget was asked for");
-    } else {
-        uint64_t resident, total;
-        if (!measure_residency(loader, &resident, &total)) {
-            snprintf(loader->mode_reason, size,
-                     "load: what is in the page cache is told only to who may write the file");
-            return;
-        }
-        uint64_t percent = total == 0 ? 100 : resident / (total / 100 + 1);
-        if (total == 0 || resident >= total / 100 * MAP_RESIDENT_PERCENT)
-            loader->mode = FST_MODE_MAP;
-        snprintf(loader->mode_reason, size, "%s: %" PRIu64 " %% is in the page cache",
-                 loader->mode == FST_MODE_MAP ? "map" : "load", percent);
-    }
+    fsti_load_facts facts = {.mode = view_refused ? FST_MODE_AUTO : options->mode,
+                             .cache = options->cache,
+                             .engine = options->engine,
+                             .to_device = options->device.kind != FST_DEVICE_CPU,
+                             .locks_memory = loader->locks_memory,
+                             .has_destinations = has_destinations(loader),
+                             .converts = options->convert != 0,
+                             .has_allocator = options->allocator != NULL,
+                             .has_budget = options->budget_bytes != 0,
+                             .view_refused = view_refused,
+                             .bytes = count_bytes(loader),
+                             .available_bytes = UINT64_MAX};
+    if (facts.bytes > FSTI_POLICY_SMALL_BYTES) facts.available_bytes = fsti_memory_left();
+    fsti_policy_choose(&facts, &loader->policy);
+    loader->mode = loader->policy.mode;
 }
 
 /// How large a batch may be. What a batch takes beyond its tensors (page ends, small gaps) is
@@ -207,9 +175,7 @@ static fst_status plan_load(fst_loader *loader, fst_error *error) {
         drop_views(loader);
         fsti_plan_clear(&loader->plan);
         loader->plan.item_count = count;
-        loader->mode = FST_MODE_LOAD;
-        snprintf(loader->mode_reason, sizeof loader->mode_reason,
-                 "load: no view can be had (%.100s)", cause.message);
+        choose_policy(loader, true);
         return make_plan(loader, error);
     }
     if (error != NULL) *error = cause;
@@ -231,6 +197,7 @@ static fsti_job job_of(const fst_loader *loader) {
                       .files = loader->files,
                       .mappings = loader->mappings,
                       .populate = options->map_populate != 0,
+                      .keeps_cache = loader->policy.keeps_cache,
                       .allocator = options->allocator,
                       .device = loader->device,
                       .locks_memory = loader->locks_memory,
@@ -264,7 +231,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
     if (status == FST_OK) status = fsti_loader_resolve(loader, options, error);
     if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
-        choose_mode(loader);
+        choose_policy(loader, false);
         status = plan_load(loader, error);
     }
     fsti_job job = job_of(loader);
@@ -322,10 +289,10 @@ fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *e
     return wait_chunks(loader, 0, (uint32_t)loader->plan.chunk_count, timeout_ms, error);
 }
 
-/// A mapped tensor is there at once: its pages come when they are touched.
+/// A view waits for what is brought into the page cache on its behalf; else it is there at once.
 static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int64_t timeout_ms,
                             fst_error *error) {
-    if (loader->mode == FST_MODE_MAP || item->size_bytes == 0) return FST_OK;
+    if (item->size_bytes == 0) return FST_OK;
     return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
 }
 
@@ -481,7 +448,7 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     bool map = loader->mode == FST_MODE_MAP;
     snprintf(stats->mode, sizeof stats->mode, "%s", map ? "map" : "load");
     if (map) snprintf(stats->engine, sizeof stats->engine, "mapping");
-    snprintf(stats->reason, sizeof stats->reason, "%s%s%.300s", loader->mode_reason,
+    snprintf(stats->reason, sizeof stats->reason, "%s%s%.300s", loader->policy.reason,
              map ? "" : "; ", map ? "" : engine_reason);
     stats->tensor_count = loader->plan.item_count;
     stats->bytes_requested = loader->plan.bytes_requested;

@@ -16,7 +16,7 @@ struct fst_loader {
     fsti_device *device;  ///< NULL: the processors
     fst_device device_id; ///< of tensors
     bool locks_memory;    ///< tensors lie in locked memory of the processors
-    char mode_reason[160];
+    fsti_load_policy policy;
     fsti_plan_want *wants;
     uint64_t *slices; ///< the numbers that wants point to
     const fsti_header **headers;

@@ -15,6 +15,7 @@
 
 #include "fastsafetensors/loader.h"
 #include "format/format.h"
+#include "policy.h"
 
 /// Unit of work: large enough to hide the cost of handing it out, a multiple of the huge page so
 /// that two threads never share one in a linear extent. Small requests are cut finer, so that the

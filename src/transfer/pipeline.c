@@ -11,30 +11,22 @@
 
 /// A job this small is done by the caller: threads would cost more than they save.
 #define INLINE_BYTES_MAX ((uint64_t)1 << 20)
-#define THREAD_COUNT_MAX 64u
-#define THREAD_COUNT_DEFAULT_MAX 16u
-/// Blocking reads need this many threads to keep a disk busy, however few the processors.
-#define BLOCKING_THREADS_MIN 4u
-/// GPUDirect Storage wants more of them: a read there takes no processor.
-#define FAR_THREADS_MIN 8u
 
 static bool is_small(const fsti_job *job) {
     return job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
 }
 
-static fst_status choose_engines(fsti_pipeline *pipeline, fst_error *error) {
-    const fsti_plan *plan = pipeline->job.plan;
-    uint32_t chosen_file = UINT32_MAX;
+static fst_status choose_routes(fsti_pipeline *pipeline, fst_error *error) {
+    const fsti_job *job = &pipeline->job;
+    const fsti_plan *plan = job->plan;
+    fsti_route_wish wish = {.engine = job->engine,
+                            .guard_allowed = job->guard_allowed,
+                            .keeps_cache = job->keeps_cache,
+                            .is_small = is_small(job)};
     for (size_t i = 0; i < plan->extent_count; i++) {
         uint32_t file = plan->extents[i].file;
-        if (file == chosen_file || pipeline->choices[file].absent != NULL) continue;
-        if (is_small(&pipeline->job) && pipeline->job.engine == FST_ENGINE_AUTO) {
-            fsti_io_choose_plain(&pipeline->choices[file]);
-            continue;
-        }
-        FST_TRY(fsti_io_choose(pipeline->job.files[file], pipeline->job.engine,
-                               pipeline->job.guard_allowed, &pipeline->choices[file], error));
-        chosen_file = file;
+        if (pipeline->routes[file].resident != NULL) continue;
+        FST_TRY(fsti_route_choose(job->files[file], &wish, &pipeline->routes[file], error));
     }
     return FST_OK;
 }
@@ -42,25 +34,20 @@ static fst_status choose_engines(fsti_pipeline *pipeline, fst_error *error) {
 const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
-    const fsti_io_choice *choice = &pipeline->choices[file];
-    if (pipeline->chunks[chunk].is_resident || pipeline->job.engine != FST_ENGINE_AUTO)
-        return choice->resident;
-    switch (atomic_load_explicit(&pipeline->demotions[file], memory_order_relaxed)) {
-    case DEMOTED_FROM_RING: return &fsti_io_engine_direct;
-    case DEMOTED_TO_CACHE: return &fsti_io_engine_pread;
-    default: return choice->absent;
-    }
+    return fsti_route_engine(&pipeline->routes[file], pipeline->chunks[chunk].is_resident);
 }
 
-bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, file_demotion demotion,
+bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,
                           int os_errno) {
-    if (pipeline->job.engine != FST_ENGINE_AUTO) return false;
+    fsti_file_route *route = &pipeline->routes[file];
+    if (route->forced != NULL) return false;
+    fsti_route next = fsti_policy_demote(failed, in_setup);
     pthread_mutex_lock(&pipeline->lock);
-    if (atomic_load(&pipeline->demotions[file]) < demotion) {
-        atomic_store(&pipeline->demotions[file], (unsigned char)demotion);
+    if (atomic_load(&route->absent) < (int)next) {
+        atomic_store(&route->absent, (int)next);
         snprintf(pipeline->demotion_reason, sizeof pipeline->demotion_reason, ", then by %s: %s",
-                 demotion == DEMOTED_TO_CACHE ? "pread, as a direct read failed"
-                                              : "direct, as io_uring failed",
+                 next == FSTI_ROUTE_CACHE ? "pread, as a direct read failed"
+                                          : "direct, as io_uring failed",
                  strerror(os_errno));
     }
     pipeline->is_demoted = true;
@@ -69,32 +56,23 @@ bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, file_demotion 
     return true;
 }
 
-/// One lane keeps a disk busy; more serve arrays of them where there are processors to copy.
 static void size_threads(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
-    bool any_async = false, any_blocking = false;
-    for (size_t i = 0; i < plan->extent_count; i++) {
-        const fsti_io_engine *engine = pipeline->choices[plan->extents[i].file].absent;
-        if (engine == NULL) break; // views
-        any_async |= engine->is_async;
-        any_blocking |= !engine->is_async && !engine->is_mapped;
+    fsti_thread_facts facts = {.wanted = pipeline->job.thread_count,
+                               .chunk_count = plan->chunk_count};
+    // A small load does not even ask what there is to use.
+    if (facts.wanted == 0 && plan->chunk_count > 1) facts.processor_count = fsti_cpu_count();
+    for (size_t i = 0; i < plan->extent_count && pipeline->job.mappings == NULL; i++) {
+        const fsti_io_engine *engine =
+            fsti_route_engine(&pipeline->routes[plan->extents[i].file], false);
+        facts.any_ring |= engine->is_async;
+        facts.any_blocking |= !engine->is_async && !engine->is_mapped;
     }
-    bool reads_far = pipeline->reads_far != NULL && plan->extent_count > 0 &&
-                     atomic_load(&pipeline->reads_far[plan->extents[0].file]);
-    uint32_t threads = pipeline->job.thread_count;
-    // One chunk is one thread's work: a small load does not even ask what there is to use.
-    if (threads == 0 && plan->chunk_count > 1) {
-        threads = (uint32_t)fsti_min(fsti_cpu_count(), THREAD_COUNT_DEFAULT_MAX);
-        if (any_async && threads < 2) threads = 2; // one reads, one makes memory
-        if (reads_far && threads < FAR_THREADS_MIN) threads = FAR_THREADS_MIN;
-        if (any_blocking && threads < BLOCKING_THREADS_MIN) threads = BLOCKING_THREADS_MIN;
-    }
-    threads = (uint32_t)fsti_min(threads, THREAD_COUNT_MAX);
-    threads = (uint32_t)fsti_min(fsti_max(threads, 1), fsti_max(plan->chunk_count, 1));
-    pipeline->thread_count = threads;
-    // Reads straight to a device block, so everybody does them.
-    pipeline->lane_count = !any_async || reads_far ? 0 : threads >= 8 ? 2 : 1;
-    if (any_async && pipeline->lane_count > threads) pipeline->lane_count = threads;
+    facts.reads_far = pipeline->reads_far != NULL && plan->extent_count > 0 &&
+                      atomic_load(&pipeline->reads_far[plan->extents[0].file]);
+    fsti_thread_policy policy = fsti_policy_threads(&facts);
+    pipeline->thread_count = policy.thread_count;
+    pipeline->lane_count = policy.lane_count;
 }
 
 typedef struct thread_start {
@@ -146,18 +124,16 @@ static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
 
 static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
-    pipeline->choices = fsti_alloc_zeroed(file_count, sizeof *pipeline->choices);
+    pipeline->routes = fsti_alloc_zeroed(file_count, sizeof *pipeline->routes);
     pipeline->chunks = fsti_alloc_zeroed(plan->chunk_count, sizeof *pipeline->chunks);
     pipeline->batches = fsti_alloc_zeroed(plan->batch_count, sizeof *pipeline->batches);
-    pipeline->threads = fsti_alloc_zeroed(THREAD_COUNT_MAX, sizeof *pipeline->threads);
-    pipeline->demotions = fsti_alloc_zeroed(file_count, sizeof *pipeline->demotions);
+    pipeline->threads = fsti_alloc_zeroed(FSTI_POLICY_THREADS_MAX, sizeof *pipeline->threads);
     if (pipeline->job.budget_bytes != 0)
         pipeline->settled = fsti_alloc_zeroed(plan->item_count, sizeof *pipeline->settled);
-    if (pipeline->choices == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
-        pipeline->threads == NULL || pipeline->demotions == NULL ||
-        (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
+    if (pipeline->routes == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
+        pipeline->threads == NULL || (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
-    if (pipeline->job.mappings == NULL) FST_TRY(choose_engines(pipeline, error));
+    if (pipeline->job.mappings == NULL) FST_TRY(choose_routes(pipeline, error));
     if (pipeline->job.device != NULL && !pipeline->job.locks_memory) {
         FST_TRY(fsti_device_lane_open(pipeline, error));
         FST_TRY(fsti_device_lane_probe(pipeline, file_count, error));
@@ -173,6 +149,7 @@ static void init_locks(fsti_pipeline *pipeline) {
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&pipeline->lock, NULL);
     pthread_mutex_init(&pipeline->progress_lock, NULL);
+    pthread_mutex_init(&pipeline->advice_lock, NULL);
     pthread_cond_init(&pipeline->work_changed, NULL);
     pthread_cond_init(&pipeline->chunk_finished, &attributes);
     pthread_condattr_destroy(&attributes);
@@ -202,7 +179,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     pipeline->owner_pid = getpid();
     init_locks(pipeline);
     fst_status status = prepare(pipeline, count_files(job->plan), error);
-    bool has_work = job->mappings == NULL || job->populate;
+    bool has_work = job->mappings == NULL || job->populate || job->keeps_cache;
     if (status == FST_OK && has_work) {
         // Before any thread runs: what fits is admitted when the load is open, not some time later.
         fsti_pipeline_admit(pipeline);
@@ -214,6 +191,8 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     if (status == FST_OK) {
         if (!has_work)
             finish_views(pipeline);
+        else if (pipeline->chunks_done == job->plan->chunk_count)
+            pipeline->first_ns = pipeline->finished_ns = fsti_now_ns(); // all of it is there
         else if (is_small(job))
             fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
         else
@@ -258,6 +237,7 @@ static void stop_work(fsti_pipeline *pipeline) {
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
     pthread_mutex_destroy(&pipeline->progress_lock);
+    pthread_mutex_destroy(&pipeline->advice_lock);
 }
 
 void fsti_pipeline_close(fsti_pipeline *pipeline) {
@@ -267,8 +247,7 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
-    fsti_free(pipeline->choices);
-    fsti_free(pipeline->demotions);
+    fsti_free(pipeline->routes);
     fsti_free(pipeline->settled);
     fsti_free(pipeline->reads_far);
     fsti_free(pipeline->chunks);
@@ -354,7 +333,7 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
         char device[288];
         fsti_device_lane_explain(pipeline, device, sizeof device);
         snprintf(stats->reason, sizeof stats->reason, "%.160s%.100s%.90s%.120s%s",
-                 pipeline->choices[file].reason, pipeline->demotion_reason, ring, device,
+                 pipeline->routes[file].reason, pipeline->demotion_reason, ring, device,
                  !pipeline->is_placed                        ? ""
                  : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
                                                              : ", memory of the local node");
@@ -375,6 +354,7 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     stats->device_launches = counts->device_launches;
     stats->device_wait_ns = counts->device_wait_ns;
     stats->gds_bytes = counts->gds_bytes;
+    stats->cache_bytes = counts->cache_bytes;
     stats->chunk_count = plan->chunk_count;
     stats->chunks_resident = pipeline->chunks_resident;
     stats->buffer_bytes = pipeline->bytes_allocated;

@@ -12,13 +12,6 @@
 /// (copies from a mapping, plain reads).
 typedef enum chunk_queue { QUEUE_RING, QUEUE_BLOCKING, QUEUE_COUNT } chunk_queue;
 
-/// How far a file's route past the page cache has been given up.
-typedef enum file_demotion {
-    DEMOTED_NOT,
-    DEMOTED_FROM_RING, ///< direct reads that block
-    DEMOTED_TO_CACHE,  ///< reads through the page cache
-} file_demotion;
-
 /// A chunk's way: each step is one store, seen by waiting threads without a lock.
 enum { CHUNK_PENDING, CHUNK_TAKEN, CHUNK_DONE };
 
@@ -41,6 +34,7 @@ typedef struct worker_counts {
     uint64_t bytes_read, bytes_direct, bytes_mapped, bytes_copied, bytes_converted, read_count;
     uint64_t read_ns, copy_ns, populate_ns, bounce_bytes;
     uint64_t device_bytes, device_copies, device_launches, device_wait_ns, gds_bytes;
+    uint64_t cache_bytes;
     bool used[FST_ENGINE_COUNT];
 } worker_counts;
 
@@ -51,8 +45,7 @@ struct fsti_pipeline {
     fsti_job job;
     device_lane *device_lane; ///< NULL: memory that the processors write to
     pid_t owner_pid;          ///< threads and locks are not there in a fork's child
-    fsti_io_choice *choices;  ///< by file
-    atomic_uchar *demotions;  ///< by file: file_demotion
+    fsti_file_route *routes;  ///< by file; of views: none
     atomic_bool *settled;     ///< by item: its destination is the caller's again. NULL: none can be
     atomic_bool *reads_far;   ///< by file: absent chunks go straight to the device (or NULL)
     char gds_reason[160];     ///< why, or why not
@@ -79,6 +72,8 @@ struct fsti_pipeline {
     fst_error error;
     worker_counts counts;
     pthread_mutex_t progress_lock; ///< one progress call at a time
+    pthread_mutex_t advice_lock;   ///< one thread tells the kernel what comes next
+    uint32_t advice_cursor;        ///< under advice_lock: chunks before it have been told
     atomic_bool stop;
 };
 
@@ -89,8 +84,9 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 /// an allocator of the caller's may take its time, and may ask the loader.
 void fsti_pipeline_admit(fsti_pipeline *pipeline);
 
-/// Gives up a file's route past the page cache from now on. False where the engine was asked for.
-bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, file_demotion demotion,
+/// A route of the file's has failed, `in_setup` before it read anything: the file takes the next
+/// one from now on. False where the engine was asked for.
+bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,
                           int os_errno);
 
 /// A pending chunk for a worker: of the `preferred` queue first, the other if `may_steal` or when

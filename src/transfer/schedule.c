@@ -10,16 +10,22 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_chunk *chunk = &plan->chunks[index];
     uint32_t file_index = plan->extents[chunk->extent].file;
-    const fsti_io_choice *choice = &pipeline->choices[file_index];
+    const fsti_file_route *route = &pipeline->routes[file_index];
     chunk_state *state = &pipeline->chunks[index];
     state->is_resident = false;
-    if (choice->absent != choice->resident || pipeline->job.populate) {
+    bool is_view = pipeline->job.mappings != NULL;
+    if (is_view || fsti_route_engine(route, true) != fsti_route_engine(route, false)) {
         uint64_t resident; // 0 where the system does not tell: what is not known is read
         fsti_file_resident(pipeline->job.files[file_index], chunk->begin, chunk->end, &resident);
         state->is_resident = 2 * resident >= chunk->end - chunk->begin;
     }
-    const fsti_io_engine *engine = fsti_pipeline_engine(pipeline, index);
-    state->queue = engine != NULL && engine->is_async ? QUEUE_RING : QUEUE_BLOCKING;
+    state->queue =
+        !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
+    // What a view has in memory needs nothing, unless it is to be made present.
+    bool is_there =
+        is_view && (state->is_resident ? !pipeline->job.populate : !pipeline->job.keeps_cache);
+    atomic_store_explicit(&state->step, is_there ? CHUNK_DONE : CHUNK_PENDING,
+                          memory_order_release);
     return state->is_resident;
 }
 
@@ -58,6 +64,15 @@ static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t
     pipeline->bytes_in_flight += bytes;
     pipeline->bytes_peak = fsti_max(pipeline->bytes_peak, pipeline->bytes_in_flight);
     pipeline->chunks_resident += resident_count;
+    const fsti_plan_batch *batch = &pipeline->job.plan->batches[pipeline->batches_admitted];
+    for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++) {
+        if (atomic_load_explicit(&pipeline->chunks[i].step, memory_order_relaxed) != CHUNK_DONE)
+            continue;
+        const fsti_plan_chunk *range = &pipeline->job.plan->chunks[i];
+        pipeline->chunks_done++;
+        pipeline->chunks_taken++;
+        pipeline->bytes_done += range->end - range->begin;
+    }
     state->buffer = buffer;
     state->step = BATCH_ADMITTED;
     pipeline->chunk_limit = pipeline->job.plan->batches[pipeline->batches_admitted].chunk_end;
@@ -220,6 +235,7 @@ static void add_counts(worker_counts *sum, worker_counts *counts) {
     sum->device_launches += counts->device_launches;
     sum->device_wait_ns += counts->device_wait_ns;
     sum->gds_bytes += counts->gds_bytes;
+    sum->cache_bytes += counts->cache_bytes;
     for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) sum->used[i] |= counts->used[i];
     *counts = (worker_counts){0};
 }

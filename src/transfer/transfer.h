@@ -9,6 +9,7 @@
 #include "fastsafetensors/experimental.h"
 #include "io/io.h"
 #include "plan/plan.h"
+#include "route.h"
 
 /// Files, plans and memory must mean the same page.
 _Static_assert(FSTI_IO_PAGE_BYTES == FSTI_PLAN_PAGE_BYTES, "reads and plans agree");
@@ -23,6 +24,7 @@ typedef struct fsti_job {
     fsti_file *const *files;
     char *const *mappings; ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
     bool populate;         ///< make resident pages of the mappings present
+    bool keeps_cache;      ///< what is absent is read by way of the page cache
     const fst_allocator *allocator; ///< NULL: arenas, or the device's memory
     fsti_device *device;            ///< NULL: the processors
     bool locks_memory;              ///< arenas are locked by the device's driver; no copies to it

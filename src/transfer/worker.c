@@ -234,7 +234,9 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     FST_TRY(pipeline->device_lane != NULL ? slot_block(self, lane, block, error)
                                           : scatter_block(self, lane, block, error));
     self->counts.bytes_read += size;
-    if (lane->engine->is_direct && !block->is_buffered) self->counts.bytes_direct += size;
+    bool is_direct = lane->engine->is_direct && !block->is_buffered;
+    if (is_direct) self->counts.bytes_direct += size;
+    if (!is_direct && !pipeline->chunks[block->chunk].is_resident) self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
         fsti_io_forget(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
@@ -288,7 +290,9 @@ static fst_status recover_read(worker *self, const io_lane *lane, io_block *bloc
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     int os_errno = (int)-block->read.result;
     if (lane->engine->is_direct &&
-        fsti_pipeline_demote(pipeline, extent->file, DEMOTED_TO_CACHE, os_errno))
+        fsti_pipeline_demote(pipeline, extent->file,
+                             lane->engine->is_async ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT, false,
+                             os_errno))
         return read_buffered(self, block, error);
     fsti_pipeline_describe(pipeline, extent, fsti_max(block->read.offset, block->begin), FST_E_IO,
                            os_errno, error);
@@ -345,18 +349,44 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     return FST_OK;
 }
 
+/// How far the kernel is told of reads through the page cache ahead of whoever waits for them:
+/// enough to keep a disk busy.
+#define ADVICE_CHUNKS_AHEAD 8u
+
+/// Tells the kernel what is to be read up to some chunks behind `chunk`, in order: many small calls
+/// that do not wait keep a disk busier than threads that each wait for their own.
+static void advise_ahead(worker *self, uint32_t chunk) {
+    fsti_pipeline *pipeline = self->pipeline;
+    const fsti_plan *plan = pipeline->job.plan;
+    pthread_mutex_lock(&pipeline->advice_lock);
+    uint64_t limit = fsti_min((uint64_t)chunk + 1 + ADVICE_CHUNKS_AHEAD, plan->chunk_count);
+    while (pipeline->advice_cursor < limit && !atomic_load(&pipeline->stop)) {
+        uint32_t next = pipeline->advice_cursor++;
+        const fsti_plan_chunk *range = &plan->chunks[next];
+        // Only chunks of batches that are admitted have been looked at; later ones stay absent.
+        if (atomic_load(&pipeline->chunks[next].step) == CHUNK_DONE) continue;
+        if (pipeline->chunks[next].is_resident) continue;
+        self->counts.read_count += fsti_file_advise(
+            pipeline->job.files[plan->extents[range->extent].file], range->begin, range->end);
+    }
+    pthread_mutex_unlock(&pipeline->advice_lock);
+}
+
+/// Views: pages of a chunk are made present, after having been brought into the page cache.
 static fst_status populate_mapping(worker *self, uint32_t chunk, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     uint32_t file = chunk_extent(pipeline, chunk)->file;
-    uint64_t start_ns = fsti_now_ns();
-    // Pages that are not in memory come when somebody touches them: a view may never be read.
-    if (pipeline->chunks[chunk].is_resident) {
-        FST_TRY(fsti_file_populate(pipeline->job.files[file], pipeline->job.mappings[file],
-                                   range->begin, range->end, error));
-        self->counts.bytes_mapped += range->end - range->begin;
-    }
-    self->counts.populate_ns += fsti_now_ns() - start_ns;
+    bool is_resident = pipeline->chunks[chunk].is_resident;
+    uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
+    if (!is_resident) advise_ahead(self, chunk);
+    FST_TRY(fsti_file_populate(pipeline->job.files[file], pipeline->job.mappings[file],
+                               range->begin, range->end, error));
+    uint64_t spent_ns = fsti_now_ns() - start_ns;
+    self->counts.bytes_mapped += size;
+    if (!is_resident) self->counts.bytes_read += size;
+    if (!is_resident) self->counts.cache_bytes += size;
+    *(is_resident ? &self->counts.populate_ns : &self->counts.read_ns) += spent_ns;
     FST_TRY(fsti_pipeline_check_file(pipeline, chunk_extent(pipeline, chunk), range->begin, error));
     fsti_pipeline_finish(pipeline, chunk, &self->counts);
     return FST_OK;
@@ -419,7 +449,7 @@ static fst_status lane_of_chunk(worker *self, uint32_t chunk, io_lane **out, fst
         if (status == FST_OK) return FST_OK;
         uint32_t file = chunk_extent(pipeline, chunk)->file;
         if (!engine->is_async ||
-            !fsti_pipeline_demote(pipeline, file, DEMOTED_FROM_RING, cause.os_errno)) {
+            !fsti_pipeline_demote(pipeline, file, FSTI_ROUTE_RING, true, cause.os_errno)) {
             if (error != NULL) *error = cause;
             return status;
         }

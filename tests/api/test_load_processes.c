@@ -56,6 +56,93 @@ TEST(strangers_read_cold_files_as_owners_do)
     CHECK_INT(result, 0);
 }
 
+/// Loads everything, checks every byte, and says how.
+static int load_and_tell(const fst_load_options *options, fst_load_stats *stats) {
+    fst_model *model;
+    fst_loader *loader;
+    if (fst_model_open(fixture_path("tensors"), NULL, &model, NULL) != FST_OK) return 1;
+    if (fst_loader_open(model, options, &loader, NULL) != FST_OK) return 2;
+    fst_model_close(model);
+    for (size_t i = 0; i < COUNT; i++) {
+        fst_tensor *tensor;
+        if (fst_loader_next(loader, -1, &tensor, NULL) != FST_OK) return 3;
+        int right = is_tensor(tensor, i);
+        fst_tensor_unref(tensor);
+        if (!right) return 4;
+    }
+    *stats = (fst_load_stats){.struct_size = sizeof *stats};
+    if (fst_loader_stats_get(loader, stats, NULL) != FST_OK) return 5;
+    fst_loader_close(loader);
+    return 0;
+}
+
+TEST(the_second_start_finds_what_the_first_has_read)
+{
+    fst_load_options options = {.struct_size = sizeof options};
+    fst_load_stats stats;
+    fst_model_close(open_tensors());
+    fixture_evict(fixture_path("tensors"));
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_TEXT(stats.mode, "map");
+    if (stats.chunks_resident > 0) SKIP("this file system does not evict on request");
+    CHECK_INT(stats.cache_bytes, COUNT * BYTES);
+    CHECK_INT(stats.bytes_read, COUNT * BYTES);
+    CHECK_INT(stats.bytes_direct + stats.bytes_copied + stats.buffer_bytes, 0);
+    CHECK(stats.read_count >= 8 && stats.read_count < 1000);
+    // What a caller gets is the same, how it comes is not.
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_TEXT(stats.mode, "map");
+    CHECK_INT(stats.chunks_resident, stats.chunk_count);
+    CHECK_INT(stats.bytes_read + stats.cache_bytes + stats.read_count, 0);
+}
+
+TEST(the_page_cache_is_left_alone_when_that_is_asked)
+{
+    fst_load_options options = {.struct_size = sizeof options, .cache = FST_CACHE_BYPASS};
+    fst_load_stats stats;
+    fst_model_close(open_tensors());
+    fixture_evict(fixture_path("tensors"));
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_TEXT(stats.mode, "load");
+    if (stats.bytes_direct == 0) SKIP("no direct reads here");
+    CHECK_INT(stats.cache_bytes, 0);
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(stats.chunks_resident, 0); // it still is not there
+    options.cache = FST_CACHE_KEEP;
+    options.mode = FST_MODE_LOAD;
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(stats.cache_bytes, COUNT * BYTES);
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(stats.chunks_resident, stats.chunk_count); // now it is
+    CHECK_INT(stats.cache_bytes, 0);
+    fst_loader *loader;
+    fst_model *model = open_tensors();
+    options.engine = FST_ENGINE_URING;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_E_ARGUMENT);
+    options.engine = FST_ENGINE_PREAD;
+    options.cache = FST_CACHE_BYPASS;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_E_ARGUMENT);
+    fst_model_close(model);
+}
+
+static int map_as_stranger(void *context) {
+    fst_load_options options = {.struct_size = sizeof options};
+    fst_load_stats stats;
+    (void)context;
+    int result = load_and_tell(&options, &stats);
+    if (result != 0) return result;
+    return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
+}
+
+TEST(views_of_strangers_are_brought_in_as_well)
+{
+    fst_model_close(open_tensors());
+    fixture_evict(fixture_path("tensors"));
+    int result = fixture_as_stranger(map_as_stranger, NULL);
+    if (result < 0) SKIP("needs root");
+    CHECK_INT(result, 0);
+}
+
 /// A load that can't be finished: its budget holds four of the tensors.
 static fst_loader *open_limited(const fst_load_options *more) {
     fst_model *model = open_tensors();

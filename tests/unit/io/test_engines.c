@@ -162,45 +162,6 @@ TEST(residency_is_unknown_to_strangers)
     CHECK_INT(result, 0);
 }
 
-TEST(choice_falls_back_step_by_step)
-{
-    fsti_file *file;
-    fsti_io_choice choice;
-    static const struct {
-        unsigned hidden;
-        const fsti_io_engine *absent;
-    } cases[] = {
-        {0, &fsti_io_engine_uring},
-        {FSTI_IO_HIDE_URING, &fsti_io_engine_direct},
-        {FSTI_IO_HIDE_URING | FSTI_IO_HIDE_DIRECT, &fsti_io_engine_pread},
-    };
-    char reason[200];
-    file = open_pattern("choice");
-    bool all = fsti_io_engine_uring.usable(file, reason, sizeof reason);
-    fsti_file_unref(file);
-    if (!all) SKIP("io_uring or O_DIRECT does not work here");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fsti_io_hide(cases[i].hidden);
-        file = open_pattern("choice"); // probes are kept per file
-        CHECK_INT(fsti_io_choose(file, FST_ENGINE_AUTO, true, &choice, NULL), FST_OK);
-        CHECK(choice.absent == cases[i].absent);
-        CHECK(choice.resident == &fsti_io_engine_mmap);
-        CHECK(choice.reason[0] != '\0');
-        fst_error error;
-        if (cases[i].hidden != 0) {
-            CHECK_INT(fsti_io_choose(file, FST_ENGINE_URING, true, &choice, &error),
-                      FST_E_UNSUPPORTED);
-            CHECK_CONTAINS(error.message, "uring");
-        }
-        fsti_file_unref(file);
-    }
-    fsti_io_hide(0);
-    file = open_pattern("choice");
-    CHECK_INT(fsti_io_choose(file, FST_ENGINE_AUTO, false, &choice, NULL), FST_OK);
-    CHECK(choice.resident == &fsti_io_engine_pread);
-    fsti_file_unref(file);
-}
-
 TEST(tmpfs_is_not_read_direct)
 {
     if (access("/dev/shm", W_OK) != 0) SKIP("no /dev/shm");

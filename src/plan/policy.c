@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What is done, by what is asked and what is so.
+#include "policy.h"
+
+#include <stdio.h>
+
+#include "base/base.h"
+
+/// A request fits comfortably when it takes at most this part of the memory that is left: others
+/// need some, and the program will need more.
+#define COMFORT_PERCENT 60u
+
+#define THREADS_DEFAULT_MAX 16u
+/// Blocking reads need this many threads to keep a disk busy, however few the processors.
+#define BLOCKING_THREADS_MIN 4u
+/// GPUDirect Storage wants more of them: a read there takes no processor.
+#define FAR_THREADS_MIN 8u
+
+/// Why views can't be what is asked for; NULL: they can.
+static const char *why_not_views(const fsti_load_facts *facts) {
+    if (facts->to_device)
+        return facts->locks_memory ? "to a device, whose driver locks the memory" : "to a device";
+    if (facts->has_destinations) return "the caller gives the memory";
+    if (facts->converts) return "elements are converted";
+    if (facts->engine != FST_ENGINE_AUTO || facts->has_allocator || facts->has_budget)
+        return "an engine, allocator or budget was asked for";
+    if (facts->cache == FST_CACHE_BYPASS) return "the page cache is to be left alone";
+    if (facts->view_refused) return "no view can be had";
+    return NULL;
+}
+
+static bool fits(const fsti_load_facts *facts) {
+    return facts->bytes <= FSTI_POLICY_SMALL_BYTES ||
+           facts->bytes <= facts->available_bytes / 100 * COMFORT_PERCENT;
+}
+
+/// Whether absent bytes come by way of the page cache. *why: in words.
+static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const char **why) {
+    if (facts->cache != FST_CACHE_AUTO) {
+        *why = "as asked";
+        return facts->cache == FST_CACHE_KEEP;
+    }
+    if (facts->engine == FST_ENGINE_DIRECT || facts->engine == FST_ENGINE_URING) {
+        *why = "by the engine that was asked for";
+        return false;
+    }
+    if (mode == FST_MODE_LOAD && !facts->to_device) {
+        *why = "memory of one's own would hold it twice";
+        return false;
+    }
+    bool comfortable = fits(facts);
+    *why = comfortable ? "it fits" : "it does not fit the memory that is left";
+    return comfortable;
+}
+
+void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
+    const char *obstacle = why_not_views(facts), *why_cache;
+    const char *why = "the default of a load to the CPU";
+    out->mode = facts->mode;
+    if (facts->mode == FST_MODE_AUTO) {
+        out->mode = obstacle == NULL ? FST_MODE_MAP : FST_MODE_LOAD;
+        if (obstacle != NULL) why = obstacle;
+    } else {
+        why = "as asked";
+    }
+    out->keeps_cache = keeps_cache(facts, out->mode, &why_cache);
+    const char *way = out->keeps_cache            ? "kept in the page cache"
+                      : out->mode == FST_MODE_MAP ? "read when it is touched"
+                                                  : "read around the page cache";
+    snprintf(out->reason, sizeof out->reason, "%s: %s; what is absent is %s: %s",
+             out->mode == FST_MODE_MAP ? "map" : "load", why, way, why_cache);
+}
+
+fsti_route fsti_policy_route(const fsti_route_facts *facts) {
+    if (facts->is_small || facts->keeps_cache || !facts->has_direct) return FSTI_ROUTE_CACHE;
+    return facts->has_ring ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT;
+}
+
+fsti_route fsti_policy_demote(fsti_route route, bool in_setup) {
+    // A ring that can't be had says nothing of direct reads; a read that it failed does.
+    return route == FSTI_ROUTE_RING && in_setup ? FSTI_ROUTE_DIRECT : FSTI_ROUTE_CACHE;
+}
+
+fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
+    uint64_t threads = facts->wanted;
+    // One chunk is one thread's work.
+    if (threads == 0 && facts->chunk_count > 1) {
+        threads = fsti_min(facts->processor_count, THREADS_DEFAULT_MAX);
+        if (facts->any_ring) threads = fsti_max(threads, 2); // one reads, one makes memory
+        if (facts->any_blocking) threads = fsti_max(threads, BLOCKING_THREADS_MIN);
+        if (facts->reads_far) threads = fsti_max(threads, FAR_THREADS_MIN);
+    }
+    threads = fsti_min(threads, FSTI_POLICY_THREADS_MAX);
+    threads = fsti_min(fsti_max(threads, 1), fsti_max(facts->chunk_count, 1));
+    // One lane keeps a disk busy; more serve arrays of them where there are processors to copy.
+    // Reads straight to a device block, so everybody does them.
+    uint64_t lanes = !facts->any_ring || facts->reads_far ? 0 : threads >= 8 ? 2 : 1;
+    return (fsti_thread_policy){.thread_count = (uint32_t)threads, .lane_count = (uint32_t)lanes};
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Policy of loads: from what is asked and what is so to what is done, and why. Pure: the facts are
+/// gathered elsewhere, so every decision is a row of a test's table. Asked again when a route
+/// fails.
+#ifndef FSTI_POLICY_H
+#define FSTI_POLICY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fastsafetensors/loader.h"
+
+/// Memory that the processors write to, or a device's; given by us or by the caller.
+typedef struct fsti_load_facts {
+    fst_load_mode mode;
+    fst_cache cache;
+    fst_engine engine;
+    bool to_device, locks_memory;
+    bool has_destinations, converts, has_allocator, has_budget;
+    bool view_refused;        ///< the system does not map the files
+    uint64_t bytes;           ///< of the request
+    uint64_t available_bytes; ///< memory that may be used; UINT64_MAX: no limit is known
+} fsti_load_facts;
+
+/// The kind of a load, the same for all its files.
+typedef struct fsti_load_policy {
+    fst_load_mode mode; ///< LOAD or MAP
+    bool keeps_cache;   ///< what is absent is brought into the page cache, and stays there
+    char reason[200];
+} fsti_load_policy;
+void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out);
+
+/// Requests up to this size fit any machine: nobody asks what memory there is.
+#define FSTI_POLICY_SMALL_BYTES ((uint64_t)16 << 20)
+
+/// Who reads the absent chunks of a file, fastest first.
+typedef enum fsti_route {
+    FSTI_ROUTE_RING,   ///< io_uring past the page cache
+    FSTI_ROUTE_DIRECT, ///< blocking reads past it
+    FSTI_ROUTE_CACHE,  ///< reads through it
+} fsti_route;
+
+typedef struct fsti_route_facts {
+    bool has_direct, has_ring; ///< what was probed
+    bool keeps_cache;
+    bool is_small; ///< probing would cost more than it can save: nothing was probed
+} fsti_route_facts;
+fsti_route fsti_policy_route(const fsti_route_facts *facts);
+
+/// The next route when one has failed: `in_setup` before anything was read by it.
+fsti_route fsti_policy_demote(fsti_route route, bool in_setup);
+
+typedef struct fsti_thread_facts {
+    uint32_t wanted; ///< 0: by the machine
+    uint32_t processor_count;
+    size_t chunk_count;
+    bool any_ring;     ///< some file is read by a ring
+    bool any_blocking; ///< some file is read by calls that block
+    bool reads_far;    ///< straight to a device, by calls that block
+} fsti_thread_facts;
+
+typedef struct fsti_thread_policy {
+    uint32_t thread_count;
+    uint32_t lane_count; ///< of them, those that keep a ring of reads in flight
+} fsti_thread_policy;
+#define FSTI_POLICY_THREADS_MAX 64u
+fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts);
+
+#endif

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Policy as a table: what is asked and what is so, and what is to come of it.
+#include "check.h"
+#include "plan/plan.h"
+
+#define GIB ((uint64_t)1 << 30)
+#define AUTO FST_MODE_AUTO
+#define LOAD FST_MODE_LOAD
+#define MAP FST_MODE_MAP
+
+typedef struct kind_case {
+    fsti_load_facts facts;
+    fst_load_mode mode;
+    bool keeps_cache;
+    const char *reason; ///< part of it
+} kind_case;
+
+TEST(kinds_of_loads)
+{
+    static const kind_case cases[] = {
+        // The default gives views, and leaves a warm cache where that fits.
+        {{.mode = AUTO, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "it fits"},
+        {{.mode = AUTO, .bytes = GIB, .available_bytes = UINT64_MAX}, MAP, true, "it fits"},
+        {{.mode = AUTO, .bytes = 3 * GIB, .available_bytes = 4 * GIB}, MAP, false, "touched"},
+        {{.mode = AUTO, .bytes = GIB, .available_bytes = 0}, MAP, false, "does not fit"},
+        {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "it fits"},
+        {{.mode = MAP, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "as asked"},
+        // Where views can't be what is asked for.
+        {{.mode = AUTO, .to_device = true, .bytes = GIB, .available_bytes = 4 * GIB},
+         LOAD,
+         true,
+         "to a device"},
+        {{.mode = AUTO, .to_device = true, .bytes = 3 * GIB, .available_bytes = 4 * GIB},
+         LOAD,
+         false,
+         "around"},
+        {{.mode = AUTO, .has_destinations = true, .bytes = GIB, .available_bytes = 4 * GIB},
+         LOAD,
+         false,
+         "the caller gives the memory"},
+        {{.mode = AUTO, .converts = true}, LOAD, false, "converted"},
+        {{.mode = AUTO, .has_allocator = true}, LOAD, false, "allocator"},
+        {{.mode = AUTO, .has_budget = true}, LOAD, false, "budget"},
+        {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, false, "engine"},
+        {{.mode = AUTO, .view_refused = true}, LOAD, false, "no view can be had"},
+        // Memory of one's own is filled around the cache, unless that is asked for.
+        {{.mode = LOAD, .bytes = GIB, .available_bytes = 99 * GIB}, LOAD, false, "twice"},
+        {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = GIB}, LOAD, true, "as asked"},
+        // What is asked of the cache is done, whatever fits.
+        {{.mode = AUTO, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
+         LOAD,
+         false,
+         "left alone"},
+        {{.mode = MAP, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
+         MAP,
+         false,
+         "touched"},
+        {{.mode = AUTO, .cache = FST_CACHE_KEEP, .bytes = 9 * GIB, .available_bytes = GIB},
+         MAP,
+         true,
+         "as asked"},
+        {{.mode = AUTO, .to_device = true, .engine = FST_ENGINE_URING, .bytes = 9},
+         LOAD,
+         false,
+         "by the engine"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_load_policy policy;
+        fsti_policy_choose(&cases[i].facts, &policy);
+        CHECK_CONTAINS(policy.reason, cases[i].reason);
+        CHECK_INT(policy.mode, cases[i].mode);
+        CHECK_INT(policy.keeps_cache, cases[i].keeps_cache);
+    }
+}
+
+TEST(routes)
+{
+    static const struct {
+        fsti_route_facts facts;
+        fsti_route route;
+    } cases[] = {
+        {{.has_direct = true, .has_ring = true}, FSTI_ROUTE_RING},
+        {{.has_direct = true}, FSTI_ROUTE_DIRECT},
+        {{.has_ring = true}, FSTI_ROUTE_CACHE}, // a ring of buffered reads gains nothing
+        {{.has_direct = true, .has_ring = true, .keeps_cache = true}, FSTI_ROUTE_CACHE},
+        {{.is_small = true}, FSTI_ROUTE_CACHE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_INT(fsti_policy_route(&cases[i].facts), cases[i].route);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_RING, true), FSTI_ROUTE_DIRECT);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_RING, false), FSTI_ROUTE_CACHE);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, true), FSTI_ROUTE_CACHE);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, false), FSTI_ROUTE_CACHE);
+}
+
+TEST(threads)
+{
+    static const struct {
+        fsti_thread_facts facts;
+        uint32_t threads, lanes;
+    } cases[] = {
+        {{.processor_count = 8, .chunk_count = 1}, 1, 0},
+        {{.processor_count = 8, .chunk_count = 0}, 1, 0},
+        {{.processor_count = 4, .chunk_count = 100}, 4, 0},
+        {{.processor_count = 200, .chunk_count = 100}, 16, 0},
+        {{.processor_count = 1, .chunk_count = 100, .any_ring = true}, 2, 1},
+        {{.processor_count = 8, .chunk_count = 100, .any_ring = true}, 8, 2},
+        {{.processor_count = 1, .chunk_count = 100, .any_blocking = true}, 4, 0},
+        {{.processor_count = 1, .chunk_count = 100, .any_ring = true, .any_blocking = true}, 4, 1},
+        {{.processor_count = 1, .chunk_count = 100, .any_ring = true, .reads_far = true}, 8, 0},
+        {{.processor_count = 1, .chunk_count = 3, .any_blocking = true}, 3, 0},
+        {{.wanted = 1, .chunk_count = 100, .any_ring = true}, 1, 1},
+        {{.wanted = 999, .chunk_count = 1000}, 64, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_thread_policy policy = fsti_policy_threads(&cases[i].facts);
+        CHECK_INT(policy.thread_count, cases[i].threads);
+        CHECK_INT(policy.lane_count, cases[i].lanes);
+    }
+}
