@@ -40,6 +40,9 @@ def faults_of(path: str, release: bool) -> list[str]:
         faults.append("no stack protector")
     if release and "_chk@" not in symbols:
         faults.append("no fortified calls")
+    # A signal handler stays installed, so its code must not go with dlclose().
+    if ".so" in pathlib.Path(path).name and "NODELETE" not in dynamic:
+        faults.append("can be unloaded")
     # The note of the whole file is there only where the system's own start files have it.
     if "x86-64" in readelf(path, "-hW").lower() and ENDBR64 not in pathlib.Path(path).read_bytes():
         faults.append("no control-flow marks")

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What this process may use: processors by affinity mask and cgroup quota, memory by cgroup limit.
-/// Files of cgroup v2: https://docs.kernel.org/admin-guide/cgroup-v2.html.
+/// A limit of any group above the process's own counts. Version 2 and version 1, and systems that
+/// have both. Files: https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/.
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
@@ -10,7 +12,9 @@
 
 #include "base.h"
 
-#define PATH_BYTES 512
+#define PATH_BYTES 1024
+/// As many processors as any kernel is built for.
+#define PROCESSOR_COUNT_MAX 65536
 
 static const char *cgroup_root = "/sys/fs/cgroup", *self_path = "/proc/self/cgroup";
 
@@ -21,45 +25,122 @@ void fsti_cgroup_fake(const char *root, const char *self) {
 
 /// The first bytes of a small file as text; false when there is none.
 static bool read_text(const char *path, char *text, size_t text_size) {
+    size_t size = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, text_size - 1);
-    if (fd >= 0) close(fd);
-    if (size < 0) return false;
+    if (fd < 0) return false;
+    while (size + 1 < text_size) {
+        ssize_t got = read(fd, text + size, text_size - 1 - size);
+        if (got <= 0) break;
+        size += (size_t)got;
+    }
+    close(fd);
     text[size] = '\0';
     return true;
 }
 
-/// A file of this process's own group ("0::/path" in its list; a container sees "/").
-static bool read_cgroup(const char *name, char *text, size_t text_size) {
-    char groups[PATH_BYTES], path[2 * PATH_BYTES];
-    if (!read_text(self_path, groups, sizeof groups)) return false;
-    char *group = strstr(groups, "0::");
-    if (group == NULL) return false;
-    group += 3;
-    group[strcspn(group, "\n")] = '\0';
-    snprintf(path, sizeof path, "%s%s/%s", cgroup_root, strcmp(group, "/") == 0 ? "" : group, name);
+/// A group of this process: a folder, and how the files in it are called.
+typedef struct group {
+    char folder[PATH_BYTES]; ///< below `root`; "" is the root itself
+    char root[PATH_BYTES];
+    bool is_old; ///< version 1
+} group;
+
+/// Whether a line of the list, "5:cpu,cpuacct:/path", is of a controller; "" is version 2's.
+static bool is_of_controller(const char *line, const char *controller, const char **path) {
+    const char *names = strchr(line, ':');
+    if (names == NULL) return false;
+    const char *end = strchr(++names, ':');
+    if (end == NULL) return false;
+    *path = end + 1;
+    size_t size = strlen(controller);
+    if (size == 0) return names == end;
+    for (const char *name = names; name < end;) {
+        size_t length = strcspn(name, ",:");
+        if (length == size && memcmp(name, controller, size) == 0) return true;
+        name += length + 1;
+    }
+    return false;
+}
+
+/// The group that controls `controller` of this process, by version 2 or by version 1.
+static bool find_group(const char *controller, bool is_old, group *out) {
+    char list[16384]; // version 1 has a dozen lines, each with a path
+    if (!read_text(self_path, list, sizeof list)) return false;
+    for (char *line = list, *next; line != NULL && *line != '\0'; line = next) {
+        next = strchr(line, '\n');
+        if (next != NULL) *next++ = '\0';
+        const char *path;
+        if (!is_of_controller(line, is_old ? controller : "", &path)) continue;
+        out->is_old = is_old;
+        snprintf(out->folder, sizeof out->folder, "%s", strcmp(path, "/") == 0 ? "" : path);
+        snprintf(out->root, sizeof out->root, "%.900s%s%s", cgroup_root, is_old ? "/" : "",
+                 is_old ? controller : "");
+        return true;
+    }
+    return false;
+}
+
+/// Goes to the group above; false at the root.
+static bool go_up(group *at) {
+    char *slash = strrchr(at->folder, '/');
+    if (slash == NULL) return false;
+    *slash = '\0';
+    return true;
+}
+
+static bool read_group(const group *at, const char *name, char *text, size_t text_size) {
+    char path[3 * PATH_BYTES];
+    snprintf(path, sizeof path, "%s%s/%s", at->root, at->folder, name);
     return read_text(path, text, text_size);
 }
 
-static uint32_t count_affinity(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int count = CPU_COUNT(&set);
-    return count < 1 ? 1 : (uint32_t)count;
+static bool read_number(const group *at, const char *name, uint64_t *out) {
+    char text[64], *end;
+    if (!read_group(at, name, text, sizeof text) || text[0] == '-') return false;
+    *out = strtoull(text, &end, 10); // "max" is no number
+    return end != text;
 }
 
-/// The quota in whole processors, rounded up; 0: none.
-static uint32_t count_quota(void) {
-    char text[64], *end;
-    if (!read_cgroup("cpu.max", text, sizeof text)) return 0;
-    uint64_t quota = strtoull(text, &end, 10); // "max 100000" is no number: no quota
-    uint64_t period = end == text ? 0 : strtoull(end, NULL, 10);
-    return period > 0 ? (uint32_t)((quota + period - 1) / period) : 0;
+static uint32_t count_affinity(void) {
+    for (size_t count = CPU_SETSIZE; count <= PROCESSOR_COUNT_MAX; count *= 2) {
+        cpu_set_t *set = CPU_ALLOC(count);
+        if (set == NULL) return 1;
+        size_t size = CPU_ALLOC_SIZE(count);
+        int failed = sched_getaffinity(0, size, set), reason = errno;
+        int found = failed == 0 ? CPU_COUNT_S(size, set) : 0;
+        CPU_FREE(set);
+        if (failed == 0) return found < 1 ? 1 : (uint32_t)found;
+        if (reason != EINVAL) return 1; // else the kernel has more of them
+    }
+    return 1;
+}
+
+/// A group's quota in whole processors, rounded up; 0: none.
+static uint32_t group_quota(const group *at) {
+    uint64_t quota = 0, period = 0;
+    if (at->is_old) {
+        if (!read_number(at, "cpu.cfs_quota_us", &quota)) return 0;
+        if (!read_number(at, "cpu.cfs_period_us", &period)) return 0;
+    } else {
+        char text[64], *end;
+        if (!read_group(at, "cpu.max", text, sizeof text)) return 0;
+        quota = strtoull(text, &end, 10); // "max 100000" is no number: no quota
+        period = end == text ? 0 : strtoull(end, NULL, 10);
+    }
+    return period > 0 && quota > 0 ? (uint32_t)((quota + period - 1) / period) : 0;
 }
 
 uint32_t fsti_cpu_count(void) {
-    uint32_t count = count_affinity(), quota = count_quota();
-    return quota > 0 && quota < count ? quota : count;
+    uint32_t count = count_affinity();
+    for (int is_old = 0; is_old < 2; is_old++) {
+        group at;
+        if (!find_group("cpu", is_old != 0, &at)) continue;
+        do {
+            uint32_t quota = group_quota(&at);
+            if (quota > 0 && quota < count) count = quota;
+        } while (go_up(&at));
+    }
+    return count;
 }
 
 /// A number of memory.stat; 0 when it is not there.
@@ -73,18 +154,31 @@ static uint64_t stat_number(const char *text, const char *name) {
     return 0;
 }
 
-uint64_t fsti_memory_available(void) {
-    char text[4096], *end;
-    if (!read_cgroup("memory.max", text, sizeof text)) return UINT64_MAX;
-    uint64_t limit = strtoull(text, &end, 10);
-    if (end == text) return UINT64_MAX; // "max"
-    if (!read_cgroup("memory.current", text, sizeof text)) return UINT64_MAX;
-    uint64_t used = strtoull(text, NULL, 10);
+/// What a group's limit leaves; UINT64_MAX: it has none.
+static uint64_t group_memory(const group *at) {
+    char text[8192];
+    uint64_t limit, used;
+    if (!read_number(at, at->is_old ? "memory.limit_in_bytes" : "memory.max", &limit) ||
+        !read_number(at, at->is_old ? "memory.usage_in_bytes" : "memory.current", &used))
+        return UINT64_MAX;
     // Pages of files are given up before anything is refused.
-    if (read_cgroup("memory.stat", text, sizeof text))
-        used -=
-            fsti_min(used, stat_number(text, "active_file") + stat_number(text, "inactive_file"));
+    if (read_group(at, "memory.stat", text, sizeof text))
+        used -= fsti_min(
+            used, stat_number(text, at->is_old ? "total_active_file" : "active_file") +
+                      stat_number(text, at->is_old ? "total_inactive_file" : "inactive_file"));
     return limit - fsti_min(limit, used);
+}
+
+uint64_t fsti_memory_available(void) {
+    uint64_t left = UINT64_MAX;
+    for (int is_old = 0; is_old < 2; is_old++) {
+        group at;
+        if (!find_group("memory", is_old != 0, &at)) continue;
+        do left = fsti_min(left, group_memory(&at));
+        while (go_up(&at));
+    }
+    // Version 1 writes "no limit" as the largest number of pages.
+    return left >= (uint64_t)1 << 62 ? UINT64_MAX : left;
 }
 
 uint64_t fsti_memory_left(void) {

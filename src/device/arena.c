@@ -92,7 +92,10 @@ void fsti_arena_keep_max(uint64_t size_bytes) {
     if (above) fsti_arena_trim();
 }
 
+static void unpromise(fsti_buffer *buffer, uint64_t size_bytes);
+
 static void release_arena(fsti_buffer *buffer) {
+    unpromise(buffer, UINT64_MAX);
     uint64_t bytes = mapped_bytes(buffer->size_bytes);
     if (!keep_arena(buffer->data, bytes)) munmap(buffer->data, bytes);
 }
@@ -124,13 +127,31 @@ static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error
     return status;
 }
 
+/// Bytes of arenas that were handed out and have no pages yet: the system does not count them, but
+/// whoever got them will come for them.
+static atomic_uint_fast64_t promised_bytes;
+
+/// Takes up to `size_bytes` off what is promised for a buffer.
+static void unpromise(fsti_buffer *buffer, uint64_t size_bytes) {
+    uint64_t had = atomic_load(&buffer->promised_bytes), less;
+    do less = fsti_min(had, size_bytes);
+    while (!atomic_compare_exchange_weak(&buffer->promised_bytes, &had, had - less));
+    atomic_fetch_sub(&promised_bytes, less);
+}
+
+void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes) {
+    if (buffer != NULL) unpromise(buffer, size_bytes);
+}
+
 /// A cgroup kills the process that passes its limit: an error is better.
 static fst_status check_limit(uint64_t size_bytes, fst_error *error) {
-    uint64_t available = fsti_memory_available();
-    if (size_bytes <= available) return FST_OK;
+    uint64_t available = fsti_memory_available(), promised = atomic_load(&promised_bytes);
+    if (size_bytes <= available - fsti_min(available, promised)) return FST_OK;
     return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
-                          "out of memory: %llu bytes needed, the cgroup's limit leaves %llu",
-                          (unsigned long long)size_bytes, (unsigned long long)available);
+                          "out of memory: %llu bytes needed and %llu promised to loads under way, "
+                          "the cgroup's limit leaves %llu",
+                          (unsigned long long)size_bytes, (unsigned long long)promised,
+                          (unsigned long long)available);
 }
 
 fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
@@ -150,6 +171,8 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
         return status;
     }
     (*out)->is_fresh = is_fresh;
+    atomic_init(&(*out)->promised_bytes, is_fresh ? bytes : 0);
+    if (is_fresh) atomic_fetch_add(&promised_bytes, bytes);
     return FST_OK;
 }
 

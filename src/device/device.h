@@ -28,6 +28,7 @@ struct fsti_buffer {
     fst_allocator allocator;              ///< for release
     fsti_device *device;                  ///< whose address `data` is, or who has locked it
     fsti_buffer *beneath;                 ///< of locked memory: the memory
+    atomic_uint_fast64_t promised_bytes;  ///< of an arena: not written to yet, as far as is known
 };
 
 /// Memory of our own, aligned to FSTI_BUFFER_ALIGNMENT; a kept arena if one fits.
@@ -41,6 +42,10 @@ fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fst
 
 fsti_buffer *fsti_buffer_ref(fsti_buffer *buffer);
 void fsti_buffer_unref(fsti_buffer *buffer);
+
+/// Says that `size_bytes` more of the buffer are in use: they are no longer promised but taken, and
+/// the system counts them.
+void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes);
 
 /// Makes the pages of [data + begin, data + end) present.
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);

@@ -20,26 +20,47 @@ static struct sigaction previous_action;
 static bool handler_installed;
 static pthread_once_t install_once = PTHREAD_ONCE_INIT;
 
-static void pass_on(int signal_number, siginfo_t *info, void *context) {
-    if ((previous_action.sa_flags & SA_SIGINFO) != 0) {
-        previous_action.sa_sigaction(signal_number, info, context);
-    } else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
-        previous_action.sa_handler(signal_number);
-    } else {
-        // The faulting instruction runs again and meets the default action.
-        signal(signal_number, SIG_DFL);
+/// Does what would have happened without us: with the mask of the handler that was there before,
+/// and once only if it wanted that.
+static void call_previous(int signal_number, siginfo_t *info, void *context) {
+    struct sigaction action = previous_action;
+    sigset_t mask = action.sa_mask, before;
+    if ((action.sa_flags & SA_NODEFER) == 0) sigaddset(&mask, signal_number);
+    if ((action.sa_flags & (int)SA_RESETHAND) != 0) {
+        previous_action.sa_flags = 0;
+        previous_action.sa_handler = SIG_DFL;
     }
+    pthread_sigmask(SIG_BLOCK, &mask, &before);
+    if ((action.sa_flags & SA_SIGINFO) != 0)
+        action.sa_sigaction(signal_number, info, context);
+    else
+        action.sa_handler(signal_number);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void pass_on(int signal_number, siginfo_t *info, void *context) {
+    bool is_plain = (previous_action.sa_flags & SA_SIGINFO) == 0;
+    bool was_sent = info->si_code <= 0; // by kill(2) and its like: no instruction runs again
+    if (is_plain && previous_action.sa_handler == SIG_IGN && was_sent) return;
+    if (is_plain &&
+        (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN)) {
+        // A fault's instruction runs again and meets the default action; what was sent comes again.
+        signal(signal_number, SIG_DFL);
+        if (was_sent) raise(signal_number);
+        return;
+    }
+    call_previous(signal_number, info, context);
 }
 
 static void handle_bus_error(int signal_number, siginfo_t *info, void *context) {
     guarded_range *range = current_range;
     const char *address = info->si_addr;
-    if (range != NULL && address >= range->begin && address < range->end)
+    if (range != NULL && info->si_code > 0 && address >= range->begin && address < range->end)
         siglongjmp(range->resume, 1);
     pass_on(signal_number, info, context);
 }
 
-static void install_handler(void) {
+void fsti_io_guard_install(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = handle_bus_error;
@@ -50,7 +71,7 @@ static void install_handler(void) {
 }
 
 bool fsti_io_guard_ready(void) {
-    pthread_once(&install_once, install_handler);
+    pthread_once(&install_once, fsti_io_guard_install);
     struct sigaction now;
     return handler_installed && sigaction(SIGBUS, NULL, &now) == 0 &&
            (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_bus_error;

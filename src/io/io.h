@@ -116,6 +116,8 @@ void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end);
 
 /// Installs the SIGBUS guard once a process; false when that failed or somebody replaced it.
 bool fsti_io_guard_ready(void);
+/// For tests: installs it anew over what is there now.
+void fsti_io_guard_install(void);
 /// Runs `work(context)`, which reads [begin, begin + size); false when a page there could not be
 /// had (the file shrank, or an I/O error). `work` must own nothing that needs undoing.
 bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin, uint64_t size);

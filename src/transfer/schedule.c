@@ -253,6 +253,9 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_DONE, memory_order_release);
     pipeline->chunks_done++;
     pipeline->bytes_done += range->end - range->begin;
+    // The batch can't be released before this chunk is done.
+    fsti_buffer_use(pipeline->batches[pipeline->job.plan->extents[range->extent].batch].buffer,
+                    range->end - range->begin);
     count_items(pipeline);
     uint64_t now = fsti_now_ns();
     if (pipeline->first_ns == 0 && pipeline->items_done > 0) pipeline->first_ns = now;

@@ -120,6 +120,84 @@ TEST(cgroup_limits_over_fake_trees)
     free(self);
 }
 
+/// The process's groups, and files below the fake tree, for one case.
+static void fake_groups(const char *self) {
+    static char root[512], list[512];
+    snprintf(root, sizeof root, "%s", fixture_path("."));
+    snprintf(list, sizeof list, "%s", fixture_file("self", self, strlen(self)));
+    fsti_cgroup_fake(root, list);
+}
+
+static void tree_file(const char *name, const char *text) {
+    fixture_file(name, text, strlen(text));
+}
+
+TEST(limits_of_groups_above_count)
+{
+    uint32_t all = fsti_cpu_count();
+    mkdir(fixture_path("pod"), 0700);
+    mkdir(fixture_path("pod/box"), 0700);
+    fake_groups("0::/pod/box\n");
+    tree_file("pod/memory.max", "5000000\n");
+    tree_file("pod/memory.current", "1000000\n");
+    tree_file("pod/box/memory.max", "max\n");
+    CHECK_INT(fsti_memory_available(), 4000000);
+    tree_file("pod/box/memory.max", "3000000\n");
+    tree_file("pod/box/memory.current", "0\n");
+    CHECK_INT(fsti_memory_available(), 3000000);
+    tree_file("pod/cpu.max", "100000 100000\n");
+    tree_file("pod/box/cpu.max", "max 100000\n");
+    CHECK_INT(fsti_cpu_count(), 1);
+    // Version 1 beside it, its line behind many others.
+    char list[4096] = "";
+    for (int i = 12; i > 2; i--)
+        snprintf(list + strlen(list), sizeof list - strlen(list),
+                 "%d:name%d:/a/rather/long/path/as/container/systems/like/to/make/them\n", i, i);
+    snprintf(list + strlen(list), sizeof list - strlen(list),
+             "2:memory:/old\n1:cpu,cpuacct:/old\n0::/\n");
+    fake_groups(list);
+    mkdir(fixture_path("memory"), 0700);
+    mkdir(fixture_path("memory/old"), 0700);
+    tree_file("memory/old/memory.limit_in_bytes", "9223372036854771712\n");
+    tree_file("memory/old/memory.usage_in_bytes", "1000\n");
+    CHECK(fsti_memory_available() == UINT64_MAX);
+    tree_file("memory/old/memory.limit_in_bytes", "8000000\n");
+    tree_file("memory/old/memory.usage_in_bytes", "3000000\n");
+    tree_file("memory/old/memory.stat", "total_active_file 500000\ntotal_inactive_file 500000\n");
+    CHECK_INT(fsti_memory_available(), 6000000);
+    mkdir(fixture_path("cpu"), 0700);
+    mkdir(fixture_path("cpu/old"), 0700);
+    tree_file("cpu/old/cpu.cfs_quota_us", "-1\n");
+    tree_file("cpu/old/cpu.cfs_period_us", "100000\n");
+    CHECK_INT(fsti_cpu_count(), all);
+    tree_file("cpu/old/cpu.cfs_quota_us", "50000\n");
+    CHECK_INT(fsti_cpu_count(), 1);
+    fsti_cgroup_fake(NULL, NULL);
+}
+
+TEST(promised_memory_is_summed)
+{
+    // Each of them fits alone; nothing of them has been touched.
+    fsti_buffer *buffers[4] = {NULL};
+    fst_error error;
+    mkdir(fixture_path("sum"), 0700);
+    fake_groups("0::/sum\n");
+    tree_file("sum/memory.max", "16777216\n");
+    tree_file("sum/memory.current", "0\n");
+    CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[0], &error), FST_OK);
+    CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[1], &error), FST_OK);
+    CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[2], &error), FST_E_NO_MEMORY);
+    CHECK_CONTAINS(error.message, "12582912 promised");
+    // What is in use is the system's to count.
+    fsti_buffer_use(buffers[0], 6 << 20);
+    fsti_buffer_use(buffers[0], 6 << 20);
+    CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[2], &error), FST_OK);
+    for (size_t i = 0; i < 3; i++) fsti_buffer_unref(buffers[i]);
+    CHECK_INT(fsti_buffer_arena(16 << 20, &buffers[3], &error), FST_OK);
+    fsti_buffer_unref(buffers[3]);
+    fsti_cgroup_fake(NULL, NULL);
+}
+
 static struct {
     int calls, mode;
     unsigned long first_word;

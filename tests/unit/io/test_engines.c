@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -222,4 +223,33 @@ TEST(guard_reports_being_replaced)
     CHECK(!fsti_io_guard_ready());
     CHECK_INT(sigaction(SIGBUS, &before, NULL), 0);
     CHECK(fsti_io_guard_ready());
+}
+
+/// How a child ends that sends itself SIGBUS after the guard was installed over `before`.
+static int send_to_child(void (*before)(int)) {
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        // The parent's guard is installed already: put another disposition beneath a new one.
+        signal(SIGBUS, before);
+        fsti_io_guard_install();
+        raise(SIGBUS);
+        _exit(before == count_signal ? 50 + foreign_signals : 50);
+    }
+    return waitpid(child, &status, 0) == child ? status : -1;
+}
+
+TEST(guard_passes_on_signals_that_were_sent)
+{
+#ifdef __SANITIZE_THREAD__
+    SKIP("the thread sanitizer handles signals itself");
+#endif
+    foreign_signals = 0;
+    int status = send_to_child(SIG_DFL);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS); // as without us
+    status = send_to_child(SIG_IGN);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 50);
+    status = send_to_child(count_signal);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 51);
 }
