@@ -39,6 +39,12 @@ def is_gpu(device: Any) -> bool:
     return isinstance(device, int) or str(device).partition(":")[0] in _NAMES
 
 
+def check_present(device: Any) -> None:
+    """Raise what torch raises for a device that is not there, before anything is read for it."""
+    if device != "cpu":
+        torch.empty(0, device=device)
+
+
 def load_options(device: Any, gds: str = "auto") -> dict[str, Any]:
     """Options of Model.load() for a device; {} for the CPU and for what only torch can reach."""
     if not is_gpu(device) or not gpu_kind():

@@ -14,6 +14,7 @@ import torch as _torch
 
 from ._core import Model
 from ._gpu import load_options, stream_of
+from ._load import OpenLoad, load_from
 from ._tensor_memory import Extent, extents_of, find_covered, overlap_groups
 from ._torch_state import TORCH_NAMES, dtype_name, format_box, torch_dtype, torch_shape
 from ._torch_tensors import export
@@ -219,11 +220,8 @@ def read_in_place(file: Model, state: ModuleState, names: list[str], threads: in
         options = {"mode": "load", **load_options(device)}
         if "device" in options:
             options["stream"] = stream_of(device)  # which may still use the parameters
-        loader = file.load(items, threads=threads, dtype=target, **options)
-        try:
+        with OpenLoad(file, items, threads=threads, dtype=target, **options) as loader:
             loader.wait()
-        finally:
-            loader.close()
     return rest
 
 
@@ -291,10 +289,6 @@ class ModuleLoad:
         return result
 
     def _load(self, items: list[Any], options: dict[str, Any]) -> dict[str, Any]:
-        if not items:
-            return {}
-        loader = self._file.load(items, threads=self._threads, **options)
-        try:
-            return export(loader, self._device if self._is_assigned else "cpu")
-        finally:
-            loader.close()
+        where = self._device if self._is_assigned else "cpu"
+        return load_from(self._file, lambda loader: export(loader, where), items,
+                         threads=self._threads, **options)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from ._core import Model, error_class
+from ._core import Model
+from ._errors import refuse, unknown_tensor
+from ._load import OpenLoad, load_from
 from ._readahead import ReadAhead
 from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
@@ -40,24 +42,20 @@ def check_device(device: Any) -> Any:
     Only the form is looked at: whether there is such a device shows when it is used.
     """
     if isinstance(device, int) and not isinstance(device, bool):
-        return device if device >= 0 else _refuse(f"device {device} is invalid")
+        return device if device >= 0 else refuse(f"device {device} is invalid")
     text = str(device)
     if not isinstance(device, str) and type(device).__module__.partition(".")[0] != "torch":
-        _refuse(f"device {device!r} is invalid")
+        refuse(f"device {device!r} is invalid")
     if not _DEVICE.fullmatch(text):
-        _refuse(f"device {text} is invalid")
+        refuse(f"device {text} is invalid")
     return text
 
 
 def check_backend(backend: str) -> str:
     """Return the load mode of a backend's name."""
     if backend not in _BACKENDS:
-        _refuse(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        refuse(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
     return _BACKENDS[backend]
-
-
-def _refuse(message: str) -> Any:
-    raise error_class()(message)
 
 
 def check_path(filename: Any) -> None:
@@ -103,13 +101,14 @@ class safe_open:  # noqa: N801 - the name that programs know
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
+        self._opened = (filename, framework, device, backend, mode)
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
-            _refuse(f"framework {framework} is invalid")
+            refuse(f"framework {framework} is invalid")
         self._options: dict[str, Any] = {"mode": check_backend(backend) if mode is None else mode}
         self._device = check_device(device)
         if name != "torch" and self._device != "cpu":
-            _refuse(f"Device {device} is not supported for framework {name}")
+            refuse(f"Device {device} is not supported for framework {name}")
         self._is_torch = name == "torch"
         adapter = "_torch_tensors" if self._is_torch else name
         self._adapter: Any = importlib.import_module(f"fastsafetensors.{adapter}")
@@ -130,8 +129,14 @@ class safe_open:  # noqa: N801 - the name that programs know
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the files."""
-        self.close()
+        """Close the files; after Ctrl-C without waiting for reads that are in flight."""
+        self._ahead.close(waits=kind is None or issubclass(kind, Exception))
+        self._model.close()
+
+    def __reduce__(self) -> Any:
+        """Pickle as what opens the same files again, in another process too."""
+        self._model.names()  # an error once closed
+        return _reopen, (type(self), self._opened)
 
     def close(self) -> None:
         """Close the files; tensors stay valid, and closing twice is fine."""
@@ -171,26 +176,17 @@ class safe_open:  # noqa: N801 - the name that programs know
             raise TypeError(f"argument 'name': a str is expected, not {type(name).__name__}")
         index = self._model.find(name)
         if index < 0:
-            _refuse(f"File does not contain tensor {name}{self._hint(name)}")
+            names = self._model.names()
+            raise unknown_tensor(name, f"File does not contain tensor {name}", names)
         return index
-
-    def _hint(self, name: str) -> str:
-        import difflib
-
-        names = self._model.names()
-        close = difflib.get_close_matches(name, names, n=3) if len(names) <= 20000 else []
-        return f" (close matches: {', '.join(close)})" if close else ""
 
     def _place(self, tensor: Any) -> Any:
         is_there = self._device == "cpu" or "device" in self._options
         return tensor if is_there else tensor.to(self._device)
 
     def _read(self, item: str | tuple[str, list[int], list[int]]) -> Any:
-        loader = self._model.load([item], **self._options)
-        try:
+        with OpenLoad(self._model, [item], **self._options) as loader:
             return self._place(self._adapter.make_item(loader, 0))
-        finally:
-            loader.close()
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor. SafetensorError names close matches when there is none."""
@@ -213,11 +209,7 @@ class safe_open:  # noqa: N801 - the name that programs know
 
     def get_tensors(self) -> dict[str, Any]:
         """Read all tensors: {name: tensor} in file order."""
-        loader = self._model.load(**self._options)
-        try:
-            tensors: dict[str, Any] = self._adapter.export(loader)
-        finally:
-            loader.close()
+        tensors = load_from(self._model, self._adapter.export, **self._options)
         return {name: self._place(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> TensorSlice:
@@ -241,13 +233,19 @@ class safe_open:  # noqa: N801 - the name that programs know
         where = self._device if device is None else check_device(device)
         kind = "cuda" if isinstance(where, int) else str(where).partition(":")[0]
         if not self._is_torch or kind != "cuda":
-            _refuse(f"prefetch loads to cuda devices, not {where}")
+            refuse(f"prefetch loads to cuda devices, not {where}")
         wanted = dict.fromkeys(self.offset_keys()) if plan is None else dict(plan)
         for name, part in wanted.items():
             self._find(name)
             if part is not None and (not isinstance(part, slice) or part.step not in (None, 1)):
-                _refuse(f"prefetch takes slices of step 1, not {part!r} for {name}")
+                refuse(f"prefetch takes slices of step 1, not {part!r} for {name}")
         return PrefetchLoader(self, wanted, where, threads)
+
+
+def _reopen(kind: type[safe_open], opened: tuple[Any, ...]) -> safe_open:
+    """Undo a pickled safe_open."""
+    filename, framework, device, backend, mode = opened
+    return kind(filename, framework, device, backend=backend, mode=mode)
 
 
 @dataclass(frozen=True)
@@ -297,9 +295,9 @@ class PrefetchLoader:
     def take(self, name: str) -> Any:
         """Return a tensor on the device, once its bytes are there; each once only."""
         if self._loader is None:
-            _refuse("prefetch is closed")
+            refuse("prefetch is closed")
         if name not in self._left:
-            _refuse(f"{name} was taken, or was not asked for")
+            refuse(f"{name} was taken, or was not asked for")
         del self._left[name]
         tensor = self._adapter.wrap(self._loader.item(self._names.index(name)))
         return tensor if self._is_there else tensor.to(self._device)

@@ -45,7 +45,7 @@ def publish(
     hidden: the name of the index until it is whole. with_index False: the model is one file, and an
     index of an earlier one goes.
     """
-    old = listed_files(folder) | {"model.safetensors"}
+    old = listed_files(folder)
     for temporary, final in files:
         if durable:
             sync(temporary)

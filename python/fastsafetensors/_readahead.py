@@ -3,38 +3,60 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from typing import Any
 
 from ._core import Loader, Model
 
-# A first window and the largest, in bytes: the size doubles from one to the next.
-_FIRST_BYTES = 16 << 20
-_LARGEST_BYTES = 256 << 20
+# What may be on its way before the program has shown by what it takes that it goes on.
+_TRUST_BYTES = 4 << 20
+# The largest window. One tensor that a program keeps may keep a window's memory.
+_LARGEST_BYTES = 64 << 20
+# The first and the largest window where the program has said that it takes everything.
+_EAGER_FIRST_BYTES = 64 << 20
+_EAGER_LARGEST_BYTES = 256 << 20
 # Of small tensors a window has as many as if they were of 16 KiB: planning costs time, too.
 _TENSORS_SHIFT = 14
-# A tensor at most this many after the one before it continues a run. Several runs may take turns:
-# files are sorted by the size of their dtypes first, programs ask in the order of names.
+# An eager program's tensor, at most this many after the one before, continues a run. Several runs
+# take turns: files are sorted by the size of their dtypes first, programs ask in order of names.
 _NEAR = 16
 _RUNS = 4
+# A byte that nobody has taken counts as many times as one that somebody has.
+_WASTE_WEIGHT = 4
 
 
 class _Window:
-    """A load of consecutive tensors, of which `first` is the first one's index."""
+    """A load of consecutive tensors, from the index `first` on; `before` it in its run came one."""
 
-    def __init__(self, loader: Loader, first: int, end: int, size_bytes: int) -> None:
+    def __init__(
+        self, loader: Loader, first: int, end: int, size_bytes: int, before: _Window | None
+    ) -> None:
         self.loader = loader
         self.first = first
         self.end = end
         self.size_bytes = size_bytes
+        self.before = before
         self.has_next = False
+
+
+class _Run:
+    """Tensors that are taken one after the other: the last one, and the last window."""
+
+    def __init__(self, head: int) -> None:
+        self.head = head
+        self.window: _Window | None = None
 
 
 class ReadAhead:
     """Windows of tensors on their way; each tensor is handed out of its window once.
 
-    A window's memory goes with the last of its tensors that somebody holds. What is asked for out
-    of order, or again, is not found here: the caller reads it by itself.
+    Windows are opened for tensors that follow each other in the file. What is on its way is never
+    more than what the program has taken, and less where windows turned out to be of no use. A
+    window's memory goes with the last of its tensors that somebody holds; tensors that the program
+    has passed by go when it comes to the next window but one. What is asked for out of order, or
+    again, is not found here: the caller reads it by itself.
     """
 
     def __init__(
@@ -45,46 +67,28 @@ class ReadAhead:
         self._options = options
         self._threads = threads
         self._eager = eager
-        self._lock = threading.Lock()
         self._names: list[str] = []
-        self._windows: dict[int, _Window] = {}
-        self._asked: bytearray = bytearray()
-        self._heads: list[int] = []
         self._closed = False
+        self._alone_bytes = 0  # of tensors that the caller has read by itself
+        self._opened_bytes = 0  # of windows
+        self._wasted_bytes = 0  # of windows, what nobody has taken
+        self.forget()
+        _all.add(self)
 
-    def _continues(self, index: int) -> bool:
-        """Tell whether a run has come to `index`; note that it has."""
-        for at, head in enumerate(self._heads):
-            if 0 < index - head <= _NEAR:
-                self._heads[at] = index
-                return True
-        self._heads.insert(0, index)
-        del self._heads[_RUNS:]
-        return self._eager
-
-    def _open(self, first: int, size_bytes: int) -> None:
-        """Begin to load tensors from `first` on, up to one that was asked for or is on its way."""
-        end, total, count = first, 0, size_bytes >> _TENSORS_SHIFT
-        while end < len(self._names) and not self._asked[end] and end not in self._windows:
-            nbytes = self._model.nbytes(end)
-            if end > first and (total + nbytes > size_bytes or end - first >= count):
-                break
-            total += nbytes
-            end += 1
-        if end == first:
-            return
-        names = self._names[first:end]
-        loader = self._model.load(names, threads=self._threads, **self._options)
-        window = _Window(loader, first, end, size_bytes)
-        self._windows.update(dict.fromkeys(range(first, end), window))
+    def forget(self) -> None:
+        """Begin anew, in a forked process: the loads belong to the one that it was forked from."""
+        self._lock = threading.Lock()
+        self._windows: dict[int, _Window] = {}
+        self._asked = bytearray(len(self._names))
+        self._runs: list[_Run] = []
 
     def take(self, index: int) -> tuple[Loader, int] | None:
         """Return (load, item) of a tensor, or None where the caller has to read it."""
         window = self._windows.pop(index, None)  # of threads, one gets it
         if window is None or not window.has_next:
             window = self._advance(index, window)
-        if window is None:
-            return None
+            if window is None:
+                return None
         self._asked[index] = 1
         return window.loader, index - window.first
 
@@ -96,20 +100,106 @@ class ReadAhead:
             if not self._names:
                 self._names = self._model.names()
                 self._asked = bytearray(len(self._names))
-            if window is None and not self._asked[index] and self._continues(index):
-                self._open(index, _FIRST_BYTES * (4 if self._eager else 1))
-                window = self._windows.pop(index, None)
+            if window is None and not self._asked[index]:
+                window = self._begin(index)
             self._asked[index] = 1
-            if window is not None and not window.has_next:
-                window.has_next = True
-                self._open(window.end, min(2 * window.size_bytes, _LARGEST_BYTES))
+            if window is None or window.has_next:
+                return window
+            window.has_next = True
+            self._drop(window.before)
+            window.before = None
+            run = self._run_of(window)
+            run.head = window.end - 1
+            largest = _EAGER_LARGEST_BYTES if self._eager else _LARGEST_BYTES
+            self._open(run, window.end, min(2 * window.size_bytes, largest))
             return window
 
-    def close(self) -> None:
-        """Stop; tensors handed out stay valid."""
+    def _begin(self, index: int) -> _Window | None:
+        """Open the first window of a run that has come to a tensor; None where there is none."""
+        run = self._continue_run(index)
+        if run is not None:
+            self._open(run, index, _EAGER_FIRST_BYTES if self._eager else _TRUST_BYTES)
+        window = self._windows.pop(index, None)
+        if window is None:
+            self._alone_bytes += self._model.nbytes(index)
+        return window
+
+    def _continue_run(self, index: int) -> _Run | None:
+        """Return the run that has come to `index`; None, and a new run, where none has."""
+        reach = _NEAR if self._eager else 1
+        for run in self._runs:
+            if 0 < index - run.head <= reach:
+                run.head = index
+                return run
+        run = _Run(index)
+        self._runs.insert(0, run)
+        for old in self._runs[_RUNS:]:
+            self._drop(old.window)
+        del self._runs[_RUNS:]
+        return run if self._eager else None
+
+    def _run_of(self, window: _Window) -> _Run:
+        """Return the run that a window belongs to; a new one where that is no longer known."""
+        for run in self._runs:
+            if run.window is window:
+                return run
+        run = _Run(window.end - 1)
+        run.window = window
+        return run
+
+    def _room(self) -> int:
+        """Bytes that a new window may have: no more may be waiting than the program has taken."""
+        trust = 2 * _EAGER_LARGEST_BYTES if self._eager else _TRUST_BYTES
+        waiting = sum(map(self._model.nbytes, list(self._windows)))
+        taken = self._alone_bytes + self._opened_bytes - self._wasted_bytes - waiting
+        return trust + taken - waiting - _WASTE_WEIGHT * self._wasted_bytes
+
+    def _open(self, run: _Run, first: int, size_bytes: int) -> None:
+        """Begin to load tensors from `first` on, up to one that was asked for or is on its way."""
+        room = min(size_bytes, self._room())
+        end, total, last = first, 0, first + max(size_bytes >> _TENSORS_SHIFT, 1)
+        while end < min(last, len(self._names)):
+            nbytes = self._model.nbytes(end)
+            is_full = total + nbytes > room and (end > first or not self._eager)
+            if is_full or self._asked[end] or end in self._windows:
+                break
+            total += nbytes
+            end += 1
+        if end == first:
+            return
+        names = self._names[first:end]
+        loader = self._model.load(names, threads=self._threads, **self._options)
+        run.window = _Window(loader, first, end, size_bytes, run.window)
+        self._windows.update(dict.fromkeys(range(first, end), run.window))
+        self._opened_bytes += total
+
+    def _drop(self, window: _Window | None) -> None:
+        """Let go of what nobody has taken from a window and the ones before it."""
+        while window is not None:
+            for index in range(window.first, window.end):
+                if self._windows.get(index) is window:
+                    del self._windows[index]
+                    self._wasted_bytes += self._model.nbytes(index)
+            window = window.before
+
+    def close(self, waits: bool = True) -> None:
+        """Stop; tensors handed out stay valid. waits: for reads that are in flight."""
         with self._lock:
             self._closed = True
             windows = set(self._windows.values())
             self._windows.clear()
+            self._runs.clear()
         for window in windows:
-            window.loader.close()
+            window.loader.close() if waits else window.loader.abandon()
+
+
+# Forked processes have the objects, but neither the threads of their loads nor the locks' holders.
+_all: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for ahead in list(_all):
+        ahead.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

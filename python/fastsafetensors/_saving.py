@@ -4,30 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from ._core import SafetensorError, Writer, error_class
+from ._core import Writer
+from ._errors import serialization_error
 from ._types import Path
-
-
-def _describe(error: OSError) -> str:
-    return f"Error while serializing: I/O error: {error.strerror}"
-
-
-@functools.cache
-def _serialization_class(base: type[SafetensorError]) -> type[OSError]:
-    """A class that ``except SafetensorError`` and ``except OSError`` both catch."""
-    body = {
-        "__str__": _describe,
-        "__module__": "fastsafetensors",
-        "__doc__": "The system refused a save.",
-        "__reduce__": lambda self: (SafetensorError, (str(self),)),
-    }
-    return type("SerializationError", (base, OSError), body)
 
 
 def check_names(names: Any, metadata: Any) -> None:
@@ -86,11 +70,7 @@ def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **op
         finally:
             writer.close()
     except OSError as error:
-        text = error.strerror or str(error)
-        if error.filename:
-            text = f'{text} at path "{error.filename}"'
-        kind = _serialization_class(error_class())  # type: ignore[arg-type]
-        raise kind(error.errno, text) from error
+        raise serialization_error(error) from error
 
 
 def parse_size(size: int | str) -> int:

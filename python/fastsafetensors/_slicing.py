@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,20 @@ class SlicePlan:
     begin: list[int]
     end: list[int]
     rest: tuple[Any, ...] | None
+
+
+def _as_int(part: Any) -> Any:
+    """Numbers of numpy's and other libraries' as int, all else as it is (bools, arrays, ..)."""
+    if type(part) in (int, bool, slice) or part is Ellipsis or part is None:
+        return part
+    if hasattr(part, "__index__") and getattr(part, "ndim", 0) == 0 and "bool" not in str(
+        getattr(part, "dtype", "")
+    ):
+        try:
+            return operator.index(part)
+        except TypeError:
+            return part
+    return part
 
 
 def _is_int(part: Any) -> bool:
@@ -58,6 +73,7 @@ def plan_torch(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | No
 
     IndexError for more than one Ellipsis: torch takes them, but reads memory that it does not own.
     """
+    parts = tuple(map(_as_int, parts))
     if sum(part is Ellipsis for part in parts) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if not all(_is_int(p) or isinstance(p, slice) or p is Ellipsis for p in parts):
@@ -86,6 +102,7 @@ def plan_torch(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | No
 def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
     """Plan integers, slices of positive step and Ellipsis; SafetensorError for anything else."""
     error = error_class()
+    parts = tuple(map(_as_int, parts))
     for at, part in enumerate(parts):
         if not (isinstance(part, (int, slice)) or part is Ellipsis):
             raise error(

@@ -105,7 +105,9 @@ def make_row(name: str, tensor: Any) -> tuple[str, str, Any, int, int]:
     """Describe a dense, contiguous CPU tensor for the writer."""
     dtype = _FORMAT_NAMES[tensor.dtype]
     shape = tensor.shape
-    if dtype == "F4":
+    if hasattr(tensor, "format_dtype"):  # packed elements that torch has no dtype for
+        dtype, shape = tensor.format_dtype, tensor.format_shape
+    elif dtype == "F4":
         shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
     return name, dtype, shape, address_of(name, tensor), tensor.nbytes
 
@@ -138,6 +140,7 @@ def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], li
         simple = (
             dtype is not None
             and dtype != "F4"
+            and type(tensor) in PLAIN
             and tensor.layout is strided
             and tensor.device == cpu
             and tensor.is_contiguous()

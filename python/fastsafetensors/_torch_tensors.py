@@ -36,12 +36,29 @@ def _device_of(tensor: Tensor) -> str:
     return f"cuda:{number}" if kind in ("cuda", "hip") else "cpu"
 
 
+class PackedTensor(_torch.Tensor):  # type: ignore[misc]
+    """Bytes of elements that torch has no dtype for: saved, they are again what they were.
+
+    format_dtype, format_shape: the format's. What is made of it is a plain tensor of bytes.
+    """
+
+    format_dtype: str
+    format_shape: tuple[int, ...]
+    __torch_function__ = _torch._C._disabled_torch_function_impl
+
+
+def _packed(data: Any, tensor: Tensor) -> Any:
+    packed = data.as_subclass(PackedTensor)
+    packed.format_dtype, packed.format_shape = tensor.dtype, tensor.shape
+    return packed
+
+
 def wrap(tensor: Tensor) -> Any:
     """A torch tensor on the memory of `tensor`, whatever its dtype: no bytes are copied.
 
-    Dtypes that torch can't import come as bytes and are viewed; 6-bit floats stay bytes (one
-    dimension), and so does what this version of torch does not know. A 4-bit float tensor halves
-    its last dimension, because torch counts pairs.
+    Dtypes that torch can't import come as bytes and are viewed; 6-bit floats stay bytes (a
+    PackedTensor of one dimension), and so does what this version of torch does not know. A 4-bit
+    float tensor halves its last dimension, because torch counts pairs.
     """
     number = DTYPES.index(tensor.dtype)
     if capsule_mask() >> number & 1:
@@ -55,10 +72,10 @@ def wrap(tensor: Tensor) -> Any:
     data = _import_capsule(tensor.__dlpack__(as_bytes=True))
     if tensor.dtype == "F4":
         if target is None or not shape or shape[-1] % 2:
-            return data
+            return _packed(data, tensor)
         shape[-1] //= 2
     elif target is None:
-        return data
+        return _packed(data, tensor)
     return data.view(target).reshape(shape)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from .config import LoaderConfig, load_config
@@ -52,6 +52,22 @@ class AutoLoader:
     def iterate_weights(self) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, tensor)."""
         return self._pipeline.iterate_weights()
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, tensor)."""
+        return self.iterate_weights()
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
+        """Iterate over (name, tensor) without blocking the event loop."""
+        return self._pipeline.__aiter__()
+
+    def __enter__(self) -> AutoLoader:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Stop and let go of everything."""
+        self.close()
 
     def close(self) -> None:
         """Stop and let go of everything; twice is fine."""

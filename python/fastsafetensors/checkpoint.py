@@ -44,6 +44,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ._core import Model, assign_shards, layout
+from ._load import OpenLoad
 from ._publish import publish, sync
 from ._saving import parse_size
 from ._torch_state import dtype_name, torch_dtype
@@ -141,9 +142,8 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
             request.append((item.storage_index.fqn, begin, end))
             largest = max(largest, size * math.prod(lengths) // max(math.prod(shape), 1))
         budget = max(_BUDGET_BYTES, 2 * largest)
-        loader = model.load(request, mode="load", order="request", threads=self._threads,
-                            budget=budget)
-        try:
+        with OpenLoad(model, request, mode="load", order="request", threads=self._threads,
+                      budget=budget) as loader:
             for item, tensor in zip(items, loader, strict=True):
                 target = planner.resolve_tensor(item).detach()
                 source = wrap(tensor)
@@ -153,8 +153,6 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
                 target.copy_(source)
                 planner.commit_tensor(item, target)
             self.stats = loader.stats()
-        finally:
-            loader.close()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -230,7 +230,7 @@ class SafeTensorsMetadata:
         cls, path: str | os.PathLike[str], framework_op: Any = None
     ) -> SafeTensorsMetadata:
         """Read a file's header. Bytes after the data are accepted, as the loaders do."""
-        src = os.fspath(path)
+        src = os.fsdecode(path)
         return cls(open_model(src), src)
 
     @classmethod

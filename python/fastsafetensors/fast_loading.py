@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path as _Path
 from typing import Any
 
 from ._core import Model, SafetensorError, assign_shards
-from ._progress import Progress, wait
+from ._load import load_from
+from ._progress import Progress
 from ._saving import check_names, parse_size, save_rows, ties_of, with_ties
 
 __all__ = [
@@ -77,22 +79,12 @@ def load_safetensors_mmap(
     from ._gpu import load_options
     from ._torch_tensors import export
 
-    model = Model(path)
-    try:
-        names = model.names() if keys is None else list(keys)
-        for name in names:
+    with contextlib.closing(Model(path)) as model:
+        for name in keys or ():
             if model.find(name) < 0:
                 raise KeyError(f"{name!r} is not in {os.fspath(path)}")
-        if not names:
-            return {}
-        options = {"mode": "map", **load_options(device)}
-        loader = model.load(names, order="request", **options)
-        try:
-            return export(loader, device)
-        finally:
-            loader.close()
-    finally:
-        model.close()
+        options = {"mode": "map", "order": "request", **load_options(device)}
+        return load_from(model, lambda loader: export(loader, device), keys, **options)
 
 
 # ---- sharded models ----
@@ -178,18 +170,11 @@ def load_safetensors_sharded(model_dir: _Path_, device: Any = "cpu") -> dict[str
     from ._gpu import load_options
     from ._torch_tensors import export
 
-    model = Model(model_dir)
-    try:
-        loader = model.load(**{"mode": "load", **load_options(device)})
-        try:
-            wait(loader, model.file_count)
-            tensors = export(loader, device)
-        finally:
-            loader.close()
+    options = {"mode": "load", **load_options(device)}
+    with contextlib.closing(Model(model_dir)) as model:
+        tensors = load_from(model, lambda loader: export(loader, device), progress=None, **options)
         _add_tied(model, tensors)
         return tensors
-    finally:
-        model.close()
 
 
 # ---- embeddings ----
@@ -292,17 +277,10 @@ def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
         import torch
 
         return torch.load(older, map_location=device, weights_only=True)
-    model = Model(path)
-    try:
-        loader = model.load(**{"mode": "load", **load_options(device)})
-        try:
-            wait(loader, 1)
-            tensors = export(loader, device)
-        finally:
-            loader.close()
+    options = {"mode": "load", **load_options(device)}
+    with contextlib.closing(Model(path)) as model:
+        tensors = load_from(model, lambda loader: export(loader, device), progress=None, **options)
         structure = (model.metadata(0) or {}).get(_STRUCTURE_KEY)
-    finally:
-        model.close()
     if structure is None:
         return tensors
     try:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ._agreement import Agreement, named
 from ._core import error_class
+from ._errors import unknown_tensor
+from ._load import OpenLoad
 from .common import block_of
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType, converted
@@ -72,11 +74,8 @@ class LoadedFile:
             raise error_class()("the buffer is closed")
         item = name if box is None else (name, *box)
         wish = None if self.dtype is DType.AUTO else self.dtype.value
-        loader = self.metadata.model.load([item], mode="load", dtype=wish)
-        try:
+        with OpenLoad(self.metadata.model, [item], mode="load", dtype=wish) as loader:
             return framework.make(loader, 0)
-        finally:
-            loader.close()
 
     def get(self, name: str, framework: FrameworkOpBase) -> TensorBase:
         """Return the same tensor as a TensorBase."""
@@ -99,10 +98,12 @@ class LoadedFile:
     def close(self) -> None:
         """Let go of the load and its tensors; those handed out stay valid."""
         self.closed = True
-        if self.loader is not None and _logger.isEnabledFor(self.log_level):
-            _logger.log(self.log_level, "%s: %s", self.metadata.src, _summary(self.loader.stats()))
-        if self.loader is not None:
+        with contextlib.suppress(error_class(), RuntimeError):  # abandoned, or another process's
+            if self.loader is not None and _logger.isEnabledFor(self.log_level):
+                stats = _summary(self.loader.stats())
+                _logger.log(self.log_level, "%s: %s", self.metadata.src, stats)
             self._tell_gds()
+        if self.loader is not None:
             self.loader.close()
         self.loader = None
         self.tensors = {}
@@ -170,10 +171,8 @@ class FilesBufferOnDevice:
             raise error_class()("FilesBufferOnDevice is closed")
         found = self.key_to_rank_lidx.get(name)
         if found is None:
-            names = list(self.key_to_rank_lidx)
-            close = difflib.get_close_matches(str(name), names, n=3) if len(names) <= 20000 else []
-            hint = f" (close matches: {', '.join(close)})" if close else ""
-            raise ValueError(f"_get_rank: key {name} was not found in files{hint}")
+            message = f"_get_rank: key {name} was not found in files"
+            raise unknown_tensor(name, message, self.key_to_rank_lidx)
         return found[0], self.rank_loaders[found[0]][found[1]]
 
     def get_filename(self, name: str) -> str:
@@ -433,6 +432,14 @@ class FilesBufferOnDevice:
             raise RuntimeError("iter_local_tensors needs a group of one")
         for name in names:
             yield name, self.get_tensor_wrapped(name)
+
+    def __enter__(self) -> FilesBufferOnDevice:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Let go of everything that nobody holds."""
+        self.close()
 
     def close(self) -> None:
         """Let go of everything that nobody holds; twice is fine."""

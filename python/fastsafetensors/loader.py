@@ -13,7 +13,7 @@ from typing import Any
 
 from ._agreement import Agreement
 from ._core import Model, error_class
-from ._progress import wait
+from ._load import load_from
 from ._types import Paths
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
@@ -64,14 +64,11 @@ class _PathLoader:
 
         if self._model is None:
             raise error_class()("SafeTensorsFileLoader is closed")
-        loader = self._model.load(mode="load", threads=self._threads)
-        try:
-            wait(loader, self._model.file_count)
-            tensors = export(loader)
+        def note(loader: Any) -> None:
             self._stats = loader.stats()
-        finally:
-            loader.close()
-        return tensors
+
+        return load_from(self._model, export, progress=None, watch=note, mode="load",
+                         threads=self._threads)
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -137,6 +134,7 @@ class BaseSafeTensorsFileLoader:
         self.copier_constructor = create_copier_constructor(copier_type, self.device, **kwargs)
         self.copier_class = get_copier_class(copier_type)
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
+        self._paths: set[str] = set()
         self.frames = LoaderFrames()
         self._filter: Callable[[str], bool] | None = None
         self._closed = False
@@ -181,8 +179,10 @@ class BaseSafeTensorsFileLoader:
                     self._add(queue.pop(0), rank)
 
     def _add(self, path: Any, rank: int) -> None:
-        if path in self.meta:
+        spelled = os.fsdecode(path)
+        if spelled in self._paths:
             return
+        self._paths.add(spelled)
         metadata = SafeTensorsMetadata.from_file(path, self.framework)
         self.meta[path] = (metadata, rank)
         self.frames.add(metadata.tensors)
@@ -207,7 +207,7 @@ class BaseSafeTensorsFileLoader:
 
     def _make_files(self) -> dict[int, list[LoadedFile]]:
         files: dict[int, list[LoadedFile]] = {}
-        for _, (metadata, rank) in sorted(self.meta.items(), key=lambda item: os.fspath(item[0])):
+        for _, (metadata, rank) in sorted(self.meta.items(), key=lambda item: os.fsdecode(item[0])):
             names = metadata.tensors.names
             if self._filter is not None:
                 names = [name for name in names if self._keeps(name)]
@@ -296,7 +296,7 @@ class BaseSafeTensorsFileLoader:
             return []
         lines = [f"dtype {dtype.value}", f"strategy {self.strategy}"]
         for path, (metadata, rank) in self.meta.items():
-            name = os.path.basename(os.fspath(path))
+            name = os.path.basename(os.fsdecode(path))
             lines.append(
                 f"{name} for rank {rank} ({metadata.size_bytes} bytes, header {metadata.digest()})"
             )
@@ -310,6 +310,7 @@ class BaseSafeTensorsFileLoader:
     def reset(self) -> None:
         """Forget the files; the loader can be used again."""
         self.meta = {}
+        self._paths = set()
         self.frames = LoaderFrames()
 
     def close(self) -> None:
@@ -479,7 +480,7 @@ class fastsafe_open:  # noqa: N801 - the name that programs know
 
     def metadata(self) -> dict[str, Any]:
         """Return {filename: metadata}; "" for a file without one; {} once closed."""
-        return {os.fspath(path): meta.metadata for path, (meta, _) in self.loader.meta.items()}
+        return {os.fsdecode(path): meta.metadata for path, (meta, _) in self.loader.meta.items()}
 
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a tensor of that name."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as _np
 
-from ._core import Model, Tensor, error_class, serialize
-from ._memory import open_bytes
+from ._core import Tensor, error_class, serialize
+from ._load import load_bytes, load_paths
 from ._open import check_backend, check_path
-from ._progress import Progress, wait
+from ._progress import Progress
 from ._saving import check_names, save_rows
 from ._types import Path, Paths
 
@@ -55,17 +55,31 @@ def _ml_dtype(name: str) -> Any:
     return _np.dtype(getattr(ml_dtypes, name))
 
 
+class PackedArray(_np.ndarray[Any, Any]):
+    """Bytes of elements that numpy has no dtype for: saved, they are again what they were.
+
+    format_dtype, format_shape: the format's. What is made of it is a plain array of bytes.
+    """
+
+    format_dtype: str | None = None
+    format_shape: tuple[int, ...] = ()
+
+
 def wrap(tensor: Tensor) -> Any:
     """A numpy array on the memory of `tensor`: no bytes are copied.
 
     bfloat16 and 8-bit floats need the ml_dtypes package (ImportError says so). 4- and 6-bit
-    floats, which numpy has no packed form for, come as their bytes, in one dimension.
+    floats, which numpy has no packed form for, come as their bytes: a PackedArray of one dimension.
     """
     if tensor.nbytes == 0:
         array = _np.empty(tensor.shape, dtype=tensor.__array_interface__["typestr"])
     else:
         array = _np.asarray(tensor)
     name = _ML_NAMES.get(tensor.dtype)
+    if tensor.dtype in ("F4", "F6_E2M3", "F6_E3M2"):
+        packed = array.view(PackedArray)
+        packed.format_dtype, packed.format_shape = tensor.dtype, tensor.shape
+        return packed
     if name is None:
         return array
     try:
@@ -104,24 +118,13 @@ def load_file(
     """
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
-    model = Model(filename)
-    loader = model.load(mode=chosen, engine=engine, threads=threads, dtype=dtype)
-    try:
-        wait(loader, model.file_count, progress)
-        return export(loader)
-    finally:
-        loader.close()
-        model.close()
+    return load_paths(filename, export, progress=progress, mode=chosen, engine=engine,
+                      threads=threads, dtype=dtype)
 
 
 def load(data: Any) -> dict[str, Any]:
     """Load all tensors of a file's bytes (any bytes-like object), which are copied once."""
-    with open_bytes(data) as model:
-        loader = model.load(mode="map")
-        try:
-            return export(loader)
-        finally:
-            loader.close()
+    return load_bytes(data, export)
 
 
 def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
@@ -146,7 +149,10 @@ def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
             array = _np.ascontiguousarray(array)
         owners.append(array)
         address = array.__array_interface__["data"][0]
-        rows.append((name, dtype, array.shape, address, array.nbytes))
+        if isinstance(given, PackedArray) and given.format_dtype is not None:
+            rows.append((name, given.format_dtype, given.format_shape, address, array.nbytes))
+        else:
+            rows.append((name, dtype, array.shape, address, array.nbytes))
     return rows, owners
 
 

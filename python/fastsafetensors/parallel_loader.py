@@ -8,10 +8,12 @@ Python thread, and leaving the loop at any point stops everything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -121,7 +123,7 @@ class PipelineParallel:
         resident = (lambda name: False) if not accumulate_resident else (
             resident_tensor or (lambda name: True))
         copier = loader.copier_class
-        paths = [os.fspath(path) for path in hf_weights_files]
+        paths = [os.fsdecode(path) for path in hf_weights_files]
         self._rules = PlanRules(
             ranks=1 if self._local else self.pg.size(),
             queue_size=queue_size,
@@ -166,7 +168,7 @@ class PipelineParallel:
             return []
         lines = [f"runs of {self._run_bytes} bytes, {self._run_tensors} tensors"]
         lines += [
-            f"{os.path.basename(os.fspath(path))} ({metadata.size_bytes} bytes, header "
+            f"{os.path.basename(os.fsdecode(path))} ({metadata.size_bytes} bytes, header "
             f"{metadata.digest()})"
             for path, metadata in self._metadata.items()
         ]
@@ -283,14 +285,17 @@ class PipelineParallel:
         if last is not None:
             yield from zip(last[0], last[1](), strict=True)
 
-    def iterate_weights(self) -> Iterator[tuple[str, Any]]:
+    def iterate_weights(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over (name, tensor), files in list order, tensors by offset.
 
         Tensors own their memory and stay valid. Leaving the loop stops the reading. A second call
-        begins anew, once the first one has ended.
+        begins anew, once the first one has ended. SafetensorError once closed.
         """
         if self._closed:
             raise error_class()(f"{type(self).__name__} is closed")
+        return self._iterate()
+
+    def _iterate(self) -> Generator[tuple[str, Any], None, None]:
         if self._running is not None:
             raise RuntimeError("an iteration over the weights is already under way")
         self._running = True
@@ -316,6 +321,9 @@ class PipelineParallel:
         except GeneratorExit:
             self._leave("it broke out of its loop")
             raise
+        except KeyboardInterrupt:
+            self._abandon()
+            raise
         finally:
             self._running = self._sent = None
             if bar is not None:
@@ -329,14 +337,20 @@ class PipelineParallel:
     async def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
         """Iterate over (name, tensor) without blocking the event loop while bytes come."""
         weights = self.iterate_weights()
-        done = object()
+        step: asyncio.Future[list[tuple[str, Any]]] | None = None
         try:
-            while (item := await asyncio.to_thread(next, weights, done)) is not done:
-                yield item  # type: ignore[misc]
+            while True:
+                step = asyncio.ensure_future(asyncio.to_thread(_take_some, weights))
+                items = await asyncio.shield(step)
+                if not items:
+                    break
+                for item in items:
+                    yield item
         finally:
-            close = getattr(weights, "close", None)
-            if close is not None:
-                close()
+            if step is not None and not step.done():
+                self._cancel()
+                await _settle(step)
+            weights.close()
 
     def _leave(self, why: str) -> None:
         """Tell the other ranks, once, that this one does not go on."""
@@ -351,6 +365,20 @@ class PipelineParallel:
         except RuntimeError as error:  # the group may be gone, and so may the other ranks
             _logger.debug("could not tell the other ranks: %s", error)
 
+    def _cancel(self) -> None:
+        """Make whoever waits for bytes get an error soon."""
+        for loader in self._loads():
+            loader.cancel()
+
+    def _loads(self) -> list[Any]:
+        files = [f for _, buffer in list(self._open) for f in buffer.rank_loaders.values()]
+        return [file.loader for part in files for file in part if file.loader is not None]
+
+    def _abandon(self) -> None:
+        """Wait for no read that is in flight."""
+        for loader in self._loads():
+            loader.abandon()
+
     def _stop(self) -> None:
         while self._open:
             self._open.popleft()[1].close()
@@ -362,6 +390,38 @@ class PipelineParallel:
         self._stop()
         self._metadata = {}
         self.loader.close()
+
+    def __enter__(self) -> PipelineParallel:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Stop and let go of everything."""
+        self.close()
+
+
+# Tensors that an asynchronous loop gets in one turn of a thread: as many as come within this time.
+_TURN_SECONDS = 0.005
+
+
+def _take_some(weights: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return what comes next, and what comes soon after it; nothing at the end."""
+    until = time.monotonic() + _TURN_SECONDS
+    items: list[tuple[str, Any]] = []
+    for item in weights:
+        items.append(item)
+        if time.monotonic() >= until:
+            break
+    return items
+
+
+async def _settle(step: asyncio.Future[Any]) -> None:
+    """Wait for a thread that has been told to stop, whatever it says, and however often we are."""
+    while not step.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([step])
+    if not step.cancelled():
+        step.exception()
 
 
 class ParallelLoader(PipelineParallel):

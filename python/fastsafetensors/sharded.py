@@ -33,6 +33,7 @@ import torch
 
 from ._agreement import Agreement, named
 from ._core import Model
+from ._load import load_from
 from ._module_weights import ModuleState
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import export, make_item
@@ -293,12 +294,7 @@ class _Load:
                  for name, part in mine]
         failure: Exception | None = None
         try:
-            loader = self.model.load(items, mode="load")
-            try:
-                self.result.update(export(loader))
-                self._count(loader)
-            finally:
-                loader.close()
+            self.result.update(load_from(self.model, export, items, watch=self._count, mode="load"))
         except Exception as error:
             failure = error
         self.agreement.agree("reading slices", error=failure)

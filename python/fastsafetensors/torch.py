@@ -7,11 +7,11 @@ import contextlib
 from typing import Any
 
 from ._core import Model, serialize
-from ._gpu import is_gpu, load_options, retrying, tell_gds, torch_memory
-from ._memory import open_bytes
+from ._gpu import check_present, is_gpu, load_options, retrying, tell_gds, torch_memory
+from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
-from ._progress import Progress, wait
+from ._progress import Progress
 from ._saving import save_rows, without_collections
 from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import check_tensors, dtype_name, make_rows, plain
@@ -81,24 +81,15 @@ def load_file(
     """
     check_path(filename)
     device = check_device(device)
+    check_present(device)
     chosen = check_backend(backend) if mode is None else mode
     options = {"mode": chosen, **_target(device, gds, memory, pin_memory)}
-    model = Model(filename)
-
-    def load_all() -> dict[str, Any]:
-        loader = model.load(engine=engine, threads=threads, dtype=dtype_name(dtype), **options)
-        try:
-            wait(loader, model.file_count, progress)
-            if "device" in options:
-                tell_gds(loader.stats()["reason"])
-            return export(loader, device)
-        finally:
-            loader.close()
-
-    try:
-        return retrying(load_all)
-    finally:
-        model.close()
+    watch = (lambda loader: tell_gds(loader.stats()["reason"])) if "device" in options else None
+    with contextlib.closing(Model(filename)) as model:
+        return retrying(lambda: load_from(
+            model, lambda loader: export(loader, device), progress=progress, watch=watch,
+            engine=engine, threads=threads, dtype=dtype_name(dtype), **options,
+        ))
 
 
 def load(data: Any) -> dict[str, Any]:
@@ -106,12 +97,7 @@ def load(data: Any) -> dict[str, Any]:
 
     The bytes are copied once; the tensors own their memory and may be written to.
     """
-    with open_bytes(data) as model:
-        loader = model.load(mode="map")
-        try:
-            return export(loader)
-        finally:
-            loader.close()
+    return load_bytes(data, export)
 
 
 def load_model(

@@ -36,13 +36,26 @@ static PyObject *with_reduce(PyObject *class) {
     return class;
 }
 
+/// Every error has them, also where nobody knows a file.
+static PyObject *with_attributes(PyObject *class) {
+    static const char *const names[] = {"tag", "file", "tensor"};
+    PyObject *empty = PyUnicode_FromString("");
+    int failed = class == NULL || empty == NULL;
+    for (int i = 0; !failed && i < 3; i++)
+        failed = PyObject_SetAttrString(class, names[i], empty) != 0;
+    failed = failed || PyObject_SetAttrString(class, "byte_offset", Py_None) != 0;
+    Py_XDECREF(empty);
+    if (failed) Py_CLEAR(class);
+    return class;
+}
+
 PyObject *fstpy_error_class_new(void) {
-    return with_reduce(PyErr_NewExceptionWithDoc(
+    return with_attributes(with_reduce(PyErr_NewExceptionWithDoc(
         "fastsafetensors.SafetensorError",
         "A safetensors file or a request for it is wrong.\n\n"
         "Attributes: tag (the error's name, as in the reference validator), file, tensor,\n"
         "byte_offset (position in the file, or None).",
-        PyExc_Exception, NULL));
+        PyExc_Exception, NULL)));
 }
 
 static int set_text(PyObject *object, const char *name, const char *text) {

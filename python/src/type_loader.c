@@ -3,22 +3,44 @@
 #include "load_request.h"
 #include "module.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 /// How often a wait looks for Ctrl-C.
 #define SIGNAL_CHECK_MS 100
+
+/// How far a load is, for whoever waits with a progress callback. Apart from the object, because
+/// an abandoned load goes on telling when that is gone.
+typedef struct load_counts {
+    _Atomic uint64_t bytes_done, bytes_total;
+    _Atomic size_t tensors_done, tensors_total;
+} load_counts;
 
 typedef struct loader_object {
     PyObject_HEAD fst_loader *loader;
     int uses;              ///< calls that run without the GIL
     int is_closed;         ///< the last use closes
     caller_memory *memory; ///< what gives the load memory, or NULL
+    int has_destinations;  ///< bytes go to memory of the caller's
+    int was_interrupted;   ///< Ctrl-C ended a wait: nobody waits for its reads any more
     int is_whole;          ///< every byte is in place: nothing waits any more
-    /// How far the load is, for whoever waits with a progress callback.
-    _Atomic uint64_t bytes_done, bytes_total;
-    _Atomic size_t tensors_done, tensors_total;
+    unsigned born;         ///< fork_count when the load began
+    load_counts *counts;
 } loader_object;
+
+/// How many forks lie between the first process and this one. A load's threads are not in a fork:
+/// there nothing may wait for them.
+static atomic_uint fork_count;
+static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
+
+static void count_fork(void) { atomic_fetch_add(&fork_count, 1); }
+static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
+
+static int is_of_this_process(const loader_object *object) {
+    return object->born == atomic_load_explicit(&fork_count, memory_order_relaxed);
+}
 
 static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
 
@@ -26,6 +48,12 @@ static fst_loader *begin_use(PyObject *self) {
     loader_object *object = (loader_object *)self;
     if (object->is_closed) {
         PyErr_SetString(fstpy_error_class(state_of(self)), "Loader is closed");
+        return NULL;
+    }
+    if (!is_of_this_process(object)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this load began before a fork, and goes on in the other process only: "
+                        "begin a new one");
         return NULL;
     }
     object->uses++;
@@ -38,12 +66,52 @@ static void cancel_load(fst_loader *loader) {
     Py_END_ALLOW_THREADS
 }
 
+/// What a thread closes that nobody waits for.
+typedef struct abandoned_load {
+    fst_loader *loader;
+    load_counts *counts;
+} abandoned_load;
+
+static void *close_abandoned(void *argument) {
+    abandoned_load *load = argument;
+    fst_loader_close(load->loader);
+    free(load->counts);
+    free(load);
+    return NULL;
+}
+
+/// Lets a thread wait for the reads in flight and close the load; false where that can't be: into
+/// memory of the caller's nothing may be read once this returns.
+static int abandon_load(loader_object *object) {
+    if (object->has_destinations || object->memory != NULL) return 0;
+    fst_loader_cancel(object->loader);
+    abandoned_load *load = malloc(sizeof *load);
+    if (load == NULL) return 0;
+    *load = (abandoned_load){object->loader, object->counts};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, close_abandoned, load) != 0) {
+        free(load);
+        return 0;
+    }
+    (void)pthread_detach(thread);
+    object->loader = NULL;
+    object->counts = NULL;
+    return 1;
+}
+
 static void close_unused(loader_object *object) {
     fst_loader *loader = object->loader;
-    if (!object->is_closed || object->uses > 0 || loader == NULL) return;
+    if (!object->is_closed || loader == NULL) return;
+    if (!is_of_this_process(object)) {
+        object->loader = NULL; // its threads, for which closing waits, are not here
+        return;
+    }
+    if (object->uses > 0) return;
+    if (object->was_interrupted && abandon_load(object)) return;
     object->loader = NULL;
     Py_BEGIN_ALLOW_THREADS fst_loader_close(loader);
-    Py_END_ALLOW_THREADS
+    Py_END_ALLOW_THREADS free(object->counts);
+    object->counts = NULL;
 }
 
 static void end_use(PyObject *self) {
@@ -55,11 +123,11 @@ static void end_use(PyObject *self) {
 /// Called by the load's threads, without the GIL: only notes how far it is.
 static int note_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
                          size_t tensors_done, size_t tensors_total) {
-    loader_object *object = context;
-    atomic_store_explicit(&object->bytes_done, bytes_done, memory_order_relaxed);
-    atomic_store_explicit(&object->bytes_total, bytes_total, memory_order_relaxed);
-    atomic_store_explicit(&object->tensors_done, tensors_done, memory_order_relaxed);
-    atomic_store_explicit(&object->tensors_total, tensors_total, memory_order_relaxed);
+    load_counts *counts = context;
+    atomic_store_explicit(&counts->bytes_done, bytes_done, memory_order_relaxed);
+    atomic_store_explicit(&counts->bytes_total, bytes_total, memory_order_relaxed);
+    atomic_store_explicit(&counts->tensors_done, tensors_done, memory_order_relaxed);
+    atomic_store_explicit(&counts->tensors_total, tensors_total, memory_order_relaxed);
     return 0;
 }
 
@@ -69,13 +137,24 @@ static PyObject *start_load(module_state *state, fst_model *model, fst_load_opti
     PyObject *self = allocate(state->loader_type, 0);
     if (self == NULL) return NULL;
     loader_object *object = (loader_object *)self;
+    pthread_once(&fork_watch, watch_forks);
+    object->born = atomic_load(&fork_count);
+    object->counts = calloc(1, sizeof *object->counts);
+    if (object->counts == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (size_t i = 0; i < options->item_count; i++)
+        object->has_destinations |= options->items[i].destination != NULL;
     options->progress = note_progress;
-    options->progress_context = object;
+    options->progress_context = object->counts;
     fst_error error;
     fst_status status;
     Py_BEGIN_ALLOW_THREADS status = fst_loader_open(model, options, &object->loader, &error);
     Py_END_ALLOW_THREADS if (status == FST_OK) return self;
     object->loader = NULL;
+    free(object->counts);
+    object->counts = NULL;
     Py_DECREF(self);
     return fstpy_raise(state, &error);
 }
@@ -99,11 +178,11 @@ PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args
 /// Calls progress(bytes done, bytes in all, tensors done, tensors in all); false with an exception.
 static int tell_progress(loader_object *object, PyObject *progress) {
     if (progress == NULL || progress == Py_None) return 1;
-    PyObject *result = PyObject_CallFunction(progress, "KKnn",
-                                             (unsigned long long)atomic_load(&object->bytes_done),
-                                             (unsigned long long)atomic_load(&object->bytes_total),
-                                             (Py_ssize_t)atomic_load(&object->tensors_done),
-                                             (Py_ssize_t)atomic_load(&object->tensors_total));
+    PyObject *result = PyObject_CallFunction(
+        progress, "KKnn", (unsigned long long)atomic_load(&object->counts->bytes_done),
+        (unsigned long long)atomic_load(&object->counts->bytes_total),
+        (Py_ssize_t)atomic_load(&object->counts->tensors_done),
+        (Py_ssize_t)atomic_load(&object->counts->tensors_total));
     Py_XDECREF(result);
     return result != NULL;
 }
@@ -122,6 +201,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
         }
         if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0 || !tell_progress(object, progress)) {
+            object->was_interrupted = 1;
             cancel_load(loader);
             return 0;
         }
@@ -152,6 +232,7 @@ static PyObject *loader_iternext(PyObject *self) {
         Py_BEGIN_ALLOW_THREADS status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
         Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0) {
+            ((loader_object *)self)->was_interrupted = 1;
             cancel_load(loader);
             end_use(self);
             return NULL;
@@ -173,8 +254,15 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
     if (((loader_object *)self)->is_whole) {
         status = fst_loader_item(loader, index, -1, &tensor, &error);
     } else {
-        Py_BEGIN_ALLOW_THREADS status = fst_loader_item(loader, index, -1, &tensor, &error);
-        Py_END_ALLOW_THREADS
+        do {
+            Py_BEGIN_ALLOW_THREADS status =
+                fst_loader_item(loader, index, SIGNAL_CHECK_MS, &tensor, &error);
+            Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
+            if (PyErr_CheckSignals() != 0) {
+                ((loader_object *)self)->was_interrupted = 1;
+                return NULL;
+            }
+        } while (1);
     }
     if (status == FST_OK) return tensor;
     fstpy_raise(state_of(self), &error);
@@ -194,9 +282,11 @@ static PyObject *loader_item(PyObject *self, PyObject *index_object) {
 
 // ---- everything at once ----
 
-static PyObject *name_of(const fst_tensor *tensor, fst_dtype *dtype) {
+static PyObject *name_of(PyObject *self, const fst_tensor *tensor, fst_dtype *dtype) {
     fst_tensor_view view;
-    if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return NULL;
+    fst_error error;
+    if (fst_tensor_view_get(tensor, &view, &error) != FST_OK)
+        return fstpy_raise(state_of(self), &error);
     *dtype = view.dtype;
     PyObject *name = PyUnicode_DecodeUTF8(view.name, (Py_ssize_t)view.name_size, NULL);
     if (name != NULL) PyUnicode_InternInPlace(&name);
@@ -232,7 +322,7 @@ static int export_item(PyObject *self, fst_loader *loader, size_t index, const e
         return 0;
     }
     fst_dtype dtype = FST_DTYPE_U8;
-    PyObject *name = name_of(tensor, &dtype);
+    PyObject *name = name_of(self, tensor, &dtype);
     if (name == NULL) {
         fst_tensor_unref(tensor);
         return 0;
@@ -258,8 +348,13 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
     fst_tensor *tensor = take_item(self, loader, index);
     fst_tensor_view view;
     PyObject *result = NULL;
-    if (tensor != NULL && fst_tensor_view_get(tensor, &view, NULL) == FST_OK)
+    fst_error error;
+    if (tensor != NULL && fst_tensor_view_get(tensor, &view, &error) == FST_OK) {
         result = make_value(self, tensor, view.dtype, &way);
+    } else if (tensor != NULL) {
+        fst_tensor_unref(tensor);
+        fstpy_raise(state_of(self), &error);
+    }
     end_use(self);
     return result;
 }
@@ -319,7 +414,7 @@ static PyObject *loader_cancel(PyObject *self, PyObject *none) {
 static PyObject *loader_close(PyObject *self, PyObject *none) {
     (void)none;
     loader_object *object = (loader_object *)self;
-    if (!object->is_closed && object->uses > 0) {
+    if (!object->is_closed && object->uses > 0 && is_of_this_process(object)) {
         object->uses++; // others may end theirs, and close, meanwhile
         cancel_load(object->loader);
         object->uses--;
@@ -327,6 +422,12 @@ static PyObject *loader_close(PyObject *self, PyObject *none) {
     object->is_closed = 1;
     close_unused(object);
     Py_RETURN_NONE;
+}
+
+/// For whoever can't wait: after Ctrl-C, reads that are in flight may take as long as they like.
+static PyObject *loader_abandon(PyObject *self, PyObject *none) {
+    ((loader_object *)self)->was_interrupted = 1;
+    return loader_close(self, none);
 }
 
 static void loader_dealloc(PyObject *self) {
@@ -356,6 +457,8 @@ static PyMethodDef loader_methods[] = {
     {"stats", loader_stats, METH_NOARGS, "What the load did and why: a dict."},
     {"cancel", loader_cancel, METH_NOARGS, "Makes the load stop soon."},
     {"close", loader_close, METH_NOARGS, "Stops and frees. Tensors stay valid; twice is fine."},
+    {"abandon", loader_abandon, METH_NOARGS,
+     "Closes without waiting for reads that are in flight."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -300,27 +300,6 @@ class CountingModel:
         return types.SimpleNamespace(close=lambda: None)
 
 
-def test_windows_grow_along_a_run():
-    from fastsafetensors._readahead import ReadAhead
-
-    model = CountingModel()
-    ahead = ReadAhead(model, {"mode": "auto"})
-    assert ahead.take(50) is None  # one alone
-    assert ahead.take(10) is None
-    assert model.loads == []
-    assert ahead.take(11)[1] == 0  # a run: its window, and the next one at once
-    assert model.loads == [(11, 16), (27, 23)]  # the second ends at 50, which was asked for
-    assert ahead.take(12)[1] == 1
-    assert len(model.loads) == 2
-    assert ahead.take(27)[1] == 0
-    assert len(model.loads) == 2
-    assert ahead.take(12) is None  # once each
-    assert ahead.take(51)[1] == 0
-    assert model.loads[2:] == [(51, 16), (67, 32)]
-    ahead.close()
-    assert ahead.take(52) is None
-
-
 def test_all_of_it_is_read_once():
     from fastsafetensors._readahead import ReadAhead
 

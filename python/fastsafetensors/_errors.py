@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that are of several classes at once: ours, and those that programs already catch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from ._core import error_class
+
+# Of more names than this only those that end alike are looked through for close matches.
+_MANY_NAMES = 500
+
+
+def refuse(message: str) -> Any:
+    """Raise SafetensorError."""
+    raise error_class()(message)
+
+
+# ---- unknown names ----
+
+
+def _close_matches(name: str, names: list[str]) -> list[str]:
+    import difflib
+
+    if len(names) > _MANY_NAMES:
+        ending = "." + name.rpartition(".")[2]
+        names = [other for other in names if other.endswith(ending)][:_MANY_NAMES]
+    return difflib.get_close_matches(name, names, n=3)
+
+
+def _describe_unknown(error: Any) -> str:
+    """The message, with close matches: programs that probe for names never ask for it."""
+    close = _close_matches(str(error.tensor), list(error._names))
+    hint = f" (close matches: {', '.join(close)})" if close else ""
+    return f"{error.args[0]}{hint}"
+
+
+@functools.cache
+def _unknown_class(base: Any) -> Any:
+    body = {
+        "__str__": _describe_unknown,
+        "__module__": "fastsafetensors",
+        "__doc__": "There is no tensor of that name.",
+        "__reduce__": lambda self: (_rebuild_unknown, (str(self), self.tensor)),
+    }
+    return type("UnknownTensorError", (base, KeyError, ValueError), body)
+
+
+def unknown_tensor(name: Any, message: str, names: Iterable[str]) -> Exception:
+    """Return the error for a name that is not among `names`, which say what is close to it.
+
+    It is a SafetensorError, a KeyError and a ValueError. The hint is made when it is shown.
+    """
+    base: Any = error_class()
+    error = _unknown_class(base)(message)
+    error.tensor, error._names = name, names
+    result: Exception = error
+    return result
+
+
+def _rebuild_unknown(message: str, name: str) -> Exception:
+    return unknown_tensor(name, message, ())
+
+
+# ---- what the system refuses when a file is written ----
+
+
+def _describe_refusal(error: OSError) -> str:
+    place = f' at path "{error.filename}"' if error.filename else ""
+    return f"Error while serializing: I/O error: {error.strerror}{place}"
+
+
+@functools.cache
+def _serialization_class(base: Any, kind: Any) -> Any:
+    body = {
+        "__str__": _describe_refusal,
+        "__module__": "fastsafetensors",
+        "__doc__": "The system refused a save.",
+        "__reduce__": lambda self: (_rebuild_refusal, (self.errno, self.strerror, self.filename)),
+    }
+    return type("SerializationError", (base, kind), body)
+
+
+def serialization_error(error: OSError) -> Exception:
+    """Return an error that is a SafetensorError and a FileNotFoundError or what else `error` is."""
+    base: Any = error_class()
+    kind: Any = type(error)
+    made = _serialization_class(base, kind)
+    result: Exception = made(error.errno, error.strerror or str(error), error.filename)
+    return result
+
+
+def _rebuild_refusal(number: int, text: str, filename: Any) -> Exception:
+    return serialization_error(OSError(number, text, filename))

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening a load, waiting for it, making tensors of it, and closing it: what every front does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._core import Loader, Model
+from ._memory import open_bytes
+from ._progress import Progress, wait
+from ._types import Paths
+
+# Makes a framework's tensors of all items of a load: {name: tensor}.
+Export = Callable[[Loader], dict[str, Any]]
+
+
+class OpenLoad:
+    """A load for the length of a `with`: closed after it, or left behind where Ctrl-C ended it."""
+
+    def __init__(self, model: Model, items: Sequence[Any] | None = None, **options: Any) -> None:
+        """Begin to load; options of Model.load()."""
+        self._loader = model.load(items, **options)
+
+    def __enter__(self) -> Loader:
+        """Return the load."""
+        return self._loader
+
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+        """Close it."""
+        if kind is None or issubclass(kind, Exception):
+            self._loader.close()
+        else:
+            self._loader.abandon()
+
+
+def load_from(
+    model: Model,
+    export: Export,
+    names: Sequence[Any] | None = None,
+    *,
+    progress: Progress | bool | None = False,
+    watch: Callable[[Loader], object] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Load items of a model, None for all: {name: tensor}, in the order of the files.
+
+    watch: called with the load when all is there. options: of Model.load().
+    """
+    if names is not None and not len(names):
+        return {}
+    with OpenLoad(model, names, **options) as loader:
+        wait(loader, model.file_count, progress)
+        if watch is not None:
+            watch(loader)
+        return export(loader)
+
+
+def load_paths(filename: Paths, export: Export, **options: Any) -> dict[str, Any]:
+    """Load a model's tensors; options as in load_from()."""
+    with contextlib.closing(Model(filename)) as model:
+        return load_from(model, export, **options)
+
+
+def load_bytes(data: Any, export: Export) -> dict[str, Any]:
+    """Load all tensors of a file's bytes, which are copied once."""
+    with open_bytes(data) as model:
+        return load_from(model, export, mode="map")

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors are cheap, of the classes that programs catch, say all they promise, and pickle."""
+
+import difflib
+import pickle
+
+import pytest
+
+from fastsafetensors import SafetensorError, SafeTensorsFileLoader, SingleGroup, safe_open
+from fastsafetensors.torch import load_file, save_file
+
+
+@pytest.fixture
+def path(tmp_path, torch):
+    """A file of one tensor."""
+    save_file({"layer.weight": torch.arange(12.0).reshape(3, 4)}, tmp_path / "w.st")
+    return tmp_path / "w.st"
+
+
+def _missing(path):
+    loader = SafeTensorsFileLoader(SingleGroup())
+    loader.add_filenames({0: [str(path)]})
+    buffer = loader.copy_files_to_device()
+    with safe_open(path, "pt") as f:
+        for ask in (f.get_tensor, f.get_slice, buffer.get_tensor, buffer.get_shape):
+            with pytest.raises(SafetensorError) as caught:
+                ask("layer.weigth")
+            yield caught.value
+
+
+def test_an_unknown_name_is_of_every_class_in_use(path):
+    for error in _missing(path):
+        assert isinstance(error, KeyError) and isinstance(error, ValueError)
+        assert "close matches: layer.weight" in str(error) and error.tensor == "layer.weigth"
+        again = pickle.loads(pickle.dumps(error))
+        assert isinstance(again, KeyError) and str(again) == str(error)
+
+
+def test_close_matches_are_sought_when_the_error_is_shown(path, monkeypatch):
+    calls = []
+    original = difflib.get_close_matches
+    monkeypatch.setattr(difflib, "get_close_matches",
+                        lambda *args, **options: calls.append(1) or original(*args, **options))
+    errors = list(_missing(path))
+    assert not calls
+    str(errors[0])
+    assert calls == [1]
+
+
+def test_close_matches_among_many_names(monkeypatch):
+    from fastsafetensors._errors import unknown_tensor
+
+    looked = []
+    monkeypatch.setattr(difflib, "get_close_matches", lambda word, names, n: looked.append(names)
+                        or names[:1])
+    names = [f"model.layers.{i}.{kind}" for i in range(10000) for kind in ("weight", "bias")]
+    str(unknown_tensor("model.layer.3.bias", "unknown", names))
+    assert len(looked[0]) <= 500 and all(name.endswith(".bias") for name in looked[0])
+
+
+def test_every_error_has_its_attributes(path, tmp_path):
+    for work in (lambda: safe_open(path, "xx"), lambda: safe_open(path, "pt", device="zz"),
+                 lambda: safe_open(path, "pt", backend="zz")):
+        with pytest.raises(SafetensorError) as caught:
+            work()
+        error = caught.value
+        assert (error.tag, error.file, error.tensor, error.byte_offset) == ("", "", "", None)
+
+
+def test_what_the_system_refuses_is_of_its_kind(tmp_path, torch):
+    target = tmp_path / "none" / "m.st"
+    with pytest.raises(SafetensorError) as caught:
+        save_file({"w": torch.ones(1)}, target)
+    error = caught.value
+    assert isinstance(error, FileNotFoundError) and error.errno == 2
+    assert str(target) in str(error) and error.filename == str(target)
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, FileNotFoundError) and isinstance(again, SafetensorError)
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_numbers_of_numpy_are_indices(framework, path, torch):
+    np = pytest.importorskip("numpy")
+    with safe_open(path, framework) as f:
+        part = f.get_slice("layer.weight")
+        assert part[np.int64(2)].tolist() == [8.0, 9.0, 10.0, 11.0]
+        assert part[np.int32(-1), np.uint8(1)] == 9.0
+        if framework == "pt":
+            read = []
+            original, f._take = f._take, lambda *args: read.append(args) or original(*args)
+            assert part[np.int64(1)].tolist() == [4.0, 5.0, 6.0, 7.0]
+            assert part[torch.tensor(1)].tolist() == [4.0, 5.0, 6.0, 7.0]
+            assert not read  # the row alone
+
+
+def test_a_path_in_other_spellings_is_one_path(path, tmp_path, torch):
+    save_file({"b": torch.ones(1)}, tmp_path / "b.st")
+    loader = SafeTensorsFileLoader(SingleGroup())
+    loader.add_filenames({0: [str(path), path, bytes(path), tmp_path / "b.st"]})
+    buffer = loader.copy_files_to_device()
+    assert set(buffer.key_to_rank_lidx) == {"layer.weight", "b"}
+    assert buffer.get_filename("layer.weight") == str(path)
+    loader = SafeTensorsFileLoader(SingleGroup())
+    loader.add_filenames({0: [bytes(path), tmp_path / "b.st"]})
+    assert loader.copy_files_to_device().get_filename("layer.weight") == str(path)
+
+
+def test_pickle_of_an_open_file(path):
+    with safe_open(path, "np") as f:
+        again = pickle.loads(pickle.dumps(f))
+        part = pickle.loads(pickle.dumps(f.get_slice("layer.weight")))
+    assert again.get_tensor("layer.weight").shape == (3, 4) and part[0].shape == (4,)
+    with pytest.raises(SafetensorError, match="closed"):
+        pickle.dumps(f)
+
+
+def test_a_device_that_is_not_there_is_found_first(path, torch, monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    from fastsafetensors import _core
+
+    opened = []
+    monkeypatch.setattr("fastsafetensors.torch.Model",
+                        lambda *args: opened.append(args) or _core.Model(*args))
+    with pytest.raises((RuntimeError, AssertionError)):
+        load_file(path, device="cuda")
+    assert not opened
+
+
+@pytest.mark.parametrize("name", ["F6_E2M3", "F6_E3M2", "F4"])
+@pytest.mark.parametrize("front", ["torch", "numpy"])
+def test_packed_floats_stay_what_they_are(front, name, raw, torch, tmp_path):
+    """What a framework has no dtype for is bytes to it, and saved as what it was."""
+    import importlib
+
+    module = importlib.import_module(f"fastsafetensors.{front}")
+    bits = 4 if name == "F4" else 6
+    source = raw('{"w":{"dtype":"%s","shape":[2,8],"data_offsets":[0,%d]}}' % (name, 2 * bits),
+                 bytes(range(2 * bits)))
+    tensors = module.load_file(source)
+    module.save_file(tensors, tmp_path / "again")
+    with safe_open(tmp_path / "again", "np") as f:
+        meta = f.get_tensor_meta("w")
+    assert (meta.dtype, meta.shape) == (name, [2, 8])
+    assert (tmp_path / "again").read_bytes()[-2 * bits :] == bytes(range(2 * bits))
