@@ -23,7 +23,7 @@ BELOW = {
     "loader": {"base", "dtype", "format", "plan", "io", "device", "transfer"},
     "output": {"base", "io"},
     "save": {"base", "dtype", "format", "io", "output", "device"},
-    "api": {"base", "dtype", "device", "loader", "save"},
+    "api": {"base", "dtype", "format", "device", "loader", "save"},
 }
 # Rooms without system calls and threads: what they may include beyond the language itself.
 PURE = {"dtype", "format", "plan"}

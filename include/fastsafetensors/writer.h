@@ -14,15 +14,23 @@ extern "C" {
 #endif
 
 /// A save in progress. Nothing of it is seen under the target's name before
-/// fst_writer_commit(): until then the old file is there, from then on the new one.
-/// fst_writer_write() may be called from many threads at once; of the others, one at a time.
+/// fst_writer_commit(): until then the old model is there, from then on the new one. Whatever
+/// happens (any call that fails, a kill, for durable saves a power cut, another save of the same
+/// target at the same time), opening the path gives the whole old model, the whole new one or,
+/// where there was none, an error that says what is missing. A reader that is opening a set while
+/// it is replaced gets one of the two.
+///
+/// fst_writer_write() may be called from many threads at once, and fst_writer_cancel() and
+/// fst_writer_stats_get() beside everything; of the others, one at a time. In a child of the
+/// process that opened it, a writer can only be closed, which leaves everything to the parent.
 typedef struct fst_writer fst_writer;
 
 /// What a save promises once it has returned FST_OK. Either way a crash of the program leaves the
-/// old file or the new one, whole.
+/// old model or the new one, whole. After a power cut a quick save may have lost both: file systems
+/// may have made the new name last before the bytes.
 typedef enum fst_save_promise {
-    FST_SAVE_QUICK = 0,   ///< the kernel has the bytes; a power cut may still lose them
-    FST_SAVE_DURABLE = 1, ///< the device has them: file and folder are synced
+    FST_SAVE_QUICK = 0,   ///< the kernel has the bytes
+    FST_SAVE_DURABLE = 1, ///< the device has them: files and folders are synced, new ones too
 } fst_save_promise;
 #define FST_SAVE_PROMISE_COUNT 2
 
@@ -84,7 +92,9 @@ typedef struct fst_save_options {
     uint32_t file_count;
     const char *stem;      ///< NULL: "model"
     uint32_t thread_count; ///< for sets; 0: as many as the process may use
-    /// Called as bytes are written, from the thread that saves; non-zero cancels.
+    /// Called as bytes are written, from the thread that writes them (of sets, also threads of the
+    /// library's), one call at a time; non-zero cancels. It may call fst_writer_stats_get() and
+    /// fst_writer_cancel().
     fst_progress_callback progress;
     void *progress_context;
 } fst_save_options;
@@ -106,35 +116,57 @@ typedef struct fst_save_stats {
     uint64_t stage_bytes; ///< memory of the slots
     uint64_t total_ns;    ///< from open to commit
     uint64_t sync_ns;     ///< of it in fsync
+    size_t step_count;    ///< of publishing: changes of names, and syncs of folders
+    /// Hidden files of killed saves of the same target that this one has removed.
+    size_t leftover_count;
+    /// Not "": the new model is in place, whole, but not all that belonged to the old one, or to
+    /// publishing, could be tidied up (a name that may not be removed, say). A set may then lie
+    /// under hidden names that its index leads to; the next save tidies up.
+    char warning[256];
 } fst_save_stats;
 
 /// Begins a save: lays the file or files out, makes them under hidden names beside the target and
-/// reserves their space, so that a full disk is noticed here (FST_E_NO_SPACE). A symbolic link is
-/// followed; an existing file's permissions are kept; one that may not be written to, or that is no
-/// regular file, is an error. On success *out is the caller's.
+/// reserves their space, so that a full disk is noticed here (FST_E_NO_SPACE). A path that is a
+/// symbolic link is followed; links inside of a set's folder are replaced. An existing file's
+/// owner, permissions and access list are kept; where the owner or group can't be, nobody gets more
+/// rights than before. A file that may not be written to, or that is no regular file, is an error.
+/// On success *out is the caller's.
 FST_API FST_NODISCARD fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors,
                                                  size_t tensor_count,
                                                  const fst_save_options *options, fst_writer **out,
                                                  fst_error *error);
 
 /// Writes bytes [offset, offset + size_bytes) of a tensor that came without data. Each byte once,
-/// in any order; in the order of the file it is fastest. `data` may be reused afterwards.
+/// in any order; in the order of the file it is fastest. Bytes that have come before are
+/// FST_E_ARGUMENT, with tensor and range, and the save goes on; after any other error it has failed
+/// and can only be closed. `data` may be reused afterwards.
 FST_API FST_NODISCARD fst_status fst_writer_write(fst_writer *writer, size_t tensor_index,
                                                   uint64_t offset, const void *data,
                                                   size_t size_bytes, fst_error *error);
 
 /// Gives the bytes of a tensor that came without data as memory of the file itself, to be filled
-/// before fst_writer_finish(). It goes when the writer is finished or closed.
+/// before fst_writer_finish(). It goes when the writer is finished or closed. Not for a tensor of
+/// which bytes were written. Where the file system can't reserve space (no fallocate), a disk that
+/// becomes full is a SIGBUS in the program that fills it.
 FST_API FST_NODISCARD fst_status fst_writer_map(fst_writer *writer, size_t tensor_index, void **out,
                                                 fst_error *error);
 
-/// Writes what came with data, checks that no byte is missing (FST_E_ARGUMENT names the tensor) and
-/// syncs if so promised. Nothing has its name yet: several writers can be finished before the
-/// first is committed.
+/// Writes what came with data, checks that no byte is missing (FST_E_ARGUMENT names tensor and
+/// range; they may still be written) and syncs if so promised. Nothing has its name yet: several
+/// writers can be finished before the first is committed.
 FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error *error);
 
-/// Finishes if need be and puts the files in place. On failure the old ones stay.
+/// Finishes if need be and puts the files in place. On failure the old ones stay, or are brought
+/// back: the message names the step and the file. FST_OK once the new model is in place: what could
+/// not be tidied up then is in fst_save_stats.warning. Sets are published one at a time in a
+/// folder: FST_E_TIMEOUT when another save is at it for half a minute. Where a file system has no
+/// hard links, replacing a set copies its files once, and a durable save whose last sync fails
+/// can't bring the old file back: the message says so.
 FST_API FST_NODISCARD fst_status fst_writer_commit(fst_writer *writer, fst_error *error);
+
+/// Makes a save fail soon with FST_E_CANCELLED: calls that write, finish or commit, up to the
+/// instant at which the new model comes into place. From any thread. NULL is allowed.
+FST_API void fst_writer_cancel(fst_writer *writer);
 
 /// Ends a save; one that was not committed leaves nothing behind. NULL is allowed.
 FST_API void fst_writer_close(fst_writer *writer);
@@ -146,10 +178,31 @@ FST_API const char *fst_writer_path(const fst_writer *writer, uint32_t file_inde
 FST_API FST_NODISCARD fst_status fst_writer_stats_get(const fst_writer *writer,
                                                       fst_save_stats *stats, fst_error *error);
 
-/// Saves tensors that all have data: open, commit, close. `stats` may be NULL.
+/// Saves tensors that all have data: open, commit, close. `stats` may be NULL. An error means that
+/// the old model is there.
 FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tensor *tensors,
                                           size_t tensor_count, const fst_save_options *options,
                                           fst_save_stats *stats, fst_error *error);
+
+/// A hidden file that a save has made: ".NAME.<16 hex digits>.tmp".
+typedef struct fst_leftover {
+    const char *path; ///< valid during the call
+    uint64_t size_bytes;
+    int in_use; ///< 1: its save lives, or an index leads to it; 0: left over from a killed one
+    uint64_t reserved[4];
+} fst_leftover;
+
+/// Told of one after the other, by the thread that asks.
+typedef void (*fst_leftover_callback)(void *context, const fst_leftover *leftover);
+
+/// Tells of the hidden files of saves in a folder, or of one target's if `path` is no folder.
+/// Saves remove those of their own targets that are not in use, so only what nobody saves again
+/// stays. FST_E_TIMEOUT while a save is being published.
+FST_API FST_NODISCARD fst_status fst_leftovers_visit(const char *path, fst_leftover_callback visit,
+                                                     void *context, fst_error *error);
+/// Removes those that are not in use. `count` and `size_bytes` (may be NULL): of what was removed.
+FST_API FST_NODISCARD fst_status fst_leftovers_remove(const char *path, size_t *count,
+                                                      uint64_t *size_bytes, fst_error *error);
 
 /// What fst_shards_assign() has to know of a tensor.
 typedef struct fst_shard_item {

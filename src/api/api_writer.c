@@ -4,6 +4,7 @@
 
 #include "api_check.h"
 #include "fastsafetensors.h"
+#include "format/format.h"
 #include "save/save.h"
 
 #define ALIGNMENT_BYTES_MAX ((uint64_t)1 << 20)
@@ -18,6 +19,18 @@ typedef struct save_request {
 static void clear_request(save_request *request) {
     fsti_free(request->tensors);
     fsti_free(request->metadata);
+}
+
+static fst_status check_stem(const char *stem, fst_error *error) {
+    size_t fault_at;
+    if (stem == NULL) return FST_OK;
+    API_REQUIRE(stem[0] != '\0' && strchr(stem, '/') == NULL, error,
+                "a stem must not be empty or hold a slash");
+    API_REQUIRE(stem[0] != '.', error, "a stem must not begin with a dot: the set would be hidden");
+    // An index is JSON: other bytes could not be written as they are.
+    API_REQUIRE(fsti_utf8_valid((const unsigned char *)stem, strlen(stem), &fault_at), error,
+                "a stem must be UTF-8");
+    return FST_OK;
 }
 
 static fst_status check_choices(const fst_save_options *options, fst_error *error) {
@@ -39,10 +52,7 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
                 "metadata is NULL");
     API_REQUIRE(options->file_count <= 99999, error, "more than 99999 files");
-    const char *stem = options->stem;
-    API_REQUIRE(stem == NULL || (stem[0] != '\0' && strchr(stem, '/') == NULL), error,
-                "a stem must not be empty or hold a slash");
-    return FST_OK;
+    return check_stem(options->stem, error);
 }
 
 static fst_status copy_metadata(save_request *request, fst_error *error) {
@@ -140,6 +150,10 @@ fst_status fst_writer_commit(fst_writer *writer, fst_error *error) {
     return fsti_writer_commit(writer, error);
 }
 
+void fst_writer_cancel(fst_writer *writer) {
+    if (writer != NULL) fsti_writer_cancel(writer);
+}
+
 void fst_writer_close(fst_writer *writer) { fsti_writer_close(writer); }
 
 const char *fst_writer_path(const fst_writer *writer, uint32_t file_index) {
@@ -149,7 +163,8 @@ const char *fst_writer_path(const fst_writer *writer, uint32_t file_index) {
 fst_status fst_writer_stats_get(const fst_writer *writer, fst_save_stats *stats, fst_error *error) {
     API_REQUIRE(writer != NULL && stats != NULL, error, "writer or stats is NULL");
     fst_save_stats full = {.struct_size = sizeof full};
-    fsti_writer_stats(writer, &full);
+    // The handle is const for the caller; counting under its lock is not seen.
+    fsti_writer_stats((fst_writer *)(uintptr_t)writer, &full);
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 
@@ -218,3 +233,20 @@ size_t fst_layout_padding_count(const fst_layout *layout) {
 }
 
 void fst_layout_close(fst_layout *layout) { fsti_layout_close(layout); }
+
+fst_status fst_leftovers_visit(const char *path, fst_leftover_callback visit, void *context,
+                               fst_error *error) {
+    API_REQUIRE(path != NULL && visit != NULL, error, "path or callback is NULL");
+    return fsti_leftovers_list(path, visit, context, error);
+}
+
+fst_status fst_leftovers_remove(const char *path, size_t *count, uint64_t *size_bytes,
+                                fst_error *error) {
+    size_t own_count;
+    uint64_t own_bytes;
+    API_REQUIRE(path != NULL, error, "path is NULL");
+    fst_status status = fsti_leftovers_clean(path, &own_count, &own_bytes, error);
+    if (count != NULL) *count = own_count;
+    if (size_bytes != NULL) *size_bytes = own_bytes;
+    return status;
+}

@@ -3,6 +3,7 @@
 #ifndef FSTI_BASE_H
 #define FSTI_BASE_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -118,6 +119,12 @@ uint64_t fsti_memory_left(void);
 bool fsti_proc_number(const char *path, const char *name, uint64_t *out);
 /// For tests: another cgroup tree and another list of this process's groups; NULL: the real ones.
 void fsti_cgroup_fake(const char *root, const char *self);
+
+// ---- threads ----
+
+/// pthread_create() for a thread of the library's: signals go to the program's own threads, only
+/// faults of our own instructions come here. Returns 0 or an errno.
+int fsti_thread_start(pthread_t *out, void *(*run)(void *context), void *context);
 
 // ---- reference counts ----
 

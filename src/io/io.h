@@ -140,6 +140,7 @@ enum {
     FSTI_IO_HIDE_URING = 2,
     FSTI_IO_HIDE_DIRECT = 4,
     FSTI_IO_HIDE_TMPFILE = 8,
+    FSTI_IO_HIDE_PROC = 16,
 };
 void fsti_io_hide(unsigned features);
 

@@ -6,86 +6,109 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "io/io.h"
-#include "output.h"
+#include "output_private.h"
 
 /// Tries for a hidden name that nobody has.
 #define NAME_TRIES_MAX 100
+/// Tries to reserve space although signals come; then it is only looked for.
+#define RESERVE_TRIES_MAX 20
+#define ACCESS_LIST "system.posix_acl_access"
 /// Writes are cut to this, so that none is too large for the kernel (2 GiB).
 #define WRITE_BYTES_MAX ((size_t)64 << 20)
 /// A buffered write this large is pushed to the device at once when it has to get there anyway.
 #define EARLY_BYTES ((ssize_t)1 << 20)
 
-struct fsti_output {
-    fsti_target target;
-    char *hidden; ///< path of the hidden name
-    bool has_hidden, is_durable;
-    int fd, fd_direct;
-    uint64_t size_bytes;
-    bool direct_probed;
-    char direct_reason[128];
-    void *mapping;
-};
-
 const char *fsti_output_path(const fsti_output *output) { return output->target.path; }
 
-static const char *file_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash == NULL ? path : slash + 1;
-}
-
-/// A hidden name beside the target: nobody's glob finds it, and it says what it belongs to.
-static void make_hidden_name(const fsti_output *output, char *hidden, size_t capacity) {
-    static atomic_uint_fast64_t counter;
-    uint64_t number = atomic_fetch_add(&counter, 1);
-    uint64_t words[3] = {number, fsti_now_ns(), (uint64_t)getpid()};
-    // A long name of the target's is cut: with ours it must stay within NAME_MAX.
-    snprintf(hidden, capacity, "%s/.%.200s.%016" PRIx64 ".tmp", output->target.folder,
-             file_name(output->target.path), fsti_hash(words, sizeof words, fsti_hash_key()));
-}
-
+/// A file without a name, if it could get one later: that goes through /proc.
 static int open_unnamed(const char *folder) {
 #ifdef O_TMPFILE
+    char link[64];
+    int fd = -1;
     if (!fsti_io_hidden(FSTI_IO_HIDE_TMPFILE))
-        return open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+        fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (fd >= 0 && !fsti_io_hidden(FSTI_IO_HIDE_PROC) && access(link, F_OK) == 0) {
+        (void)flock(fd, LOCK_EX | LOCK_NB); // for when it has a name
+        return fd;
+    }
+    if (fd >= 0) close(fd);
 #endif
-    (void)folder;
-    errno = EOPNOTSUPP;
     return -1;
 }
 
-static fst_status open_hidden(fsti_output *output, size_t capacity, fst_error *error) {
+static fst_status open_hidden(fsti_output *output, fst_error *error) {
     for (unsigned tries = 0; tries < NAME_TRIES_MAX; tries++) {
-        make_hidden_name(output, output->hidden, capacity);
-        output->fd = open(output->hidden, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        output->fd = fsti_hidden_create(output->hidden);
         output->has_hidden = output->fd >= 0;
         if (output->has_hidden) return FST_OK;
-        if (errno != EEXIST) break;
+        if (errno != EEXIST && errno != EAGAIN) break;
+        fsti_free(output->hidden);
+        output->hidden = fsti_hidden_path(output->target.folder, output->target.path);
+        if (output->hidden == NULL) return fsti_error_memory(error, strlen(output->target.path));
     }
     return fsti_error_errno(error, errno, output->target.path, "making a file beside it");
+}
+
+/// Who may do what when the file gets another owner or group: nobody more than before. Members of
+/// the old group are others now, and the new group's members were.
+static mode_t narrow_mode(mode_t mode, bool has_owner, bool has_group) {
+    mode_t user = mode >> 6 & 7, group = mode >> 3 & 7, other = mode & 7;
+    if (!has_group) group = other = group & other;
+    if (!has_owner) {
+        group &= user;
+        other &= user;
+    }
+    mode_t bits = user << 6 | group << 3 | other;
+    return has_owner && has_group ? mode : bits;
+}
+
+/// Takes over the old file's access list, if it has one. False where that can't be done.
+static bool copy_access_list(const char *from, int to) {
+    char list[4096];
+    ssize_t size = getxattr(from, ACCESS_LIST, list, sizeof list);
+    if (size < 0) return errno == ENODATA || errno == ENOTSUP || errno == ENOENT;
+    return fsetxattr(to, ACCESS_LIST, list, (size_t)size, 0) == 0;
+}
+
+/// The owner, permissions and access list that the old file has, as far as they can be kept.
+static fst_status keep_permissions(const fsti_output *output, fst_error *error) {
+    const fsti_target *target = &output->target;
+    // Owner first: changing it clears set-id bits. Only root may, but a group of one's own can be
+    // kept by anybody.
+    bool has_owner = fchown(output->fd, target->owner, target->group) == 0;
+    // EINVAL: an owner that this user namespace does not know.
+    if (!has_owner && errno != EPERM && errno != EINVAL && errno != EOPNOTSUPP)
+        return fsti_error_errno(error, errno, target->path, "keeping the owner");
+    struct stat own;
+    bool has_group = has_owner || fchown(output->fd, (uid_t)-1, target->group) == 0;
+    if (fstat(output->fd, &own) != 0)
+        return fsti_error_errno(error, errno, target->path, "looking at the new file");
+    mode_t mode = narrow_mode(target->mode, own.st_uid == target->owner,
+                              has_group || own.st_gid == target->group);
+    if (fchmod(output->fd, mode & ~(mode_t)070) != 0 || // the list's mask takes the group's place
+        (copy_access_list(target->path, output->fd) && fchmod(output->fd, mode) != 0))
+        return fsti_error_errno(error, errno, target->path, "keeping the permissions");
+    return FST_OK;
 }
 
 /// A new file with the permissions that the old one has, or that new files get.
 static fst_status create_file(fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
-    size_t capacity = strlen(target->folder) + 256;
-    output->hidden = fsti_alloc(capacity);
-    if (output->hidden == NULL) return fsti_error_memory(error, capacity);
+    output->hidden = fsti_hidden_path(target->folder, target->path);
+    if (output->hidden == NULL) return fsti_error_memory(error, strlen(target->path));
     output->fd = open_unnamed(target->folder);
-    if (output->fd < 0) FST_TRY(open_hidden(output, capacity, error));
-    if (!target->exists || output->fd < 0) return FST_OK;
-    // Owner first: changing it clears set-id bits. Only root may, and nobody else needs to.
-    if (fchown(output->fd, target->owner, target->group) != 0 && errno != EPERM)
-        return fsti_error_errno(error, errno, target->path, "keeping the owner");
-    if (fchmod(output->fd, target->mode) != 0)
-        return fsti_error_errno(error, errno, target->path, "keeping the permissions");
-    return FST_OK;
+    if (output->fd < 0) FST_TRY(open_hidden(output, error));
+    return target->exists ? keep_permissions(output, error) : FST_OK;
 }
 
 static fst_status no_space(const fsti_output *output, uint64_t available, fst_error *error) {
@@ -111,12 +134,10 @@ static fst_status reserve_space(fsti_output *output, fst_error *error) {
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         output->size_bytes > limit.rlim_cur)
         return no_space(output, limit.rlim_cur, error);
-    int failure = 0;
-    while (output->size_bytes > 0 && fallocate(output->fd, 0, 0, (off_t)output->size_bytes) != 0) {
-        failure = errno;
-        if (failure != EINTR) break;
-        failure = 0;
-    }
+    int failure = output->size_bytes > 0 ? EINTR : 0;
+    // On tmpfs an interrupted call is undone: with a fast timer it would never end.
+    for (unsigned tries = 0; failure == EINTR && tries < RESERVE_TRIES_MAX; tries++)
+        failure = fallocate(output->fd, 0, 0, (off_t)output->size_bytes) == 0 ? 0 : errno;
     if (failure == ENOSPC || failure == EDQUOT || failure == EFBIG)
         return no_space(output, free_bytes(output->fd), error);
     if (failure == 0) return FST_OK;
@@ -156,8 +177,13 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
 
 void fsti_output_close(fsti_output *output) {
     if (output == NULL) return;
-    fsti_output_unmap(output);
     if (output->has_hidden) unlink(output->hidden);
+    fsti_output_abandon(output);
+}
+
+void fsti_output_abandon(fsti_output *output) {
+    if (output == NULL) return;
+    fsti_output_unmap(output);
     if (output->fd_direct >= 0) close(output->fd_direct);
     if (output->fd >= 0) close(output->fd);
     fsti_target_clear(&output->target);
@@ -229,11 +255,15 @@ fst_status fsti_output_write(fsti_output *output, const void *data, size_t size,
 
 fst_status fsti_output_map(fsti_output *output, char **out, fst_error *error) {
     if (output->mapping == NULL) {
-        void *address = fsti_alloc_fails() ? MAP_FAILED
-                                           : mmap(NULL, output->size_bytes, PROT_READ | PROT_WRITE,
-                                                  MAP_SHARED, output->fd, 0);
+        void *address = MAP_FAILED;
+        int failure = ENOMEM;
+        if (!fsti_alloc_fails()) {
+            address =
+                mmap(NULL, output->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, output->fd, 0);
+            failure = errno;
+        }
         if (address == MAP_FAILED)
-            return fsti_error_errno(error, ENOMEM, output->target.path, "mmap");
+            return fsti_error_errno(error, failure, output->target.path, "mapping the new file");
         output->mapping = address;
     }
     *out = output->mapping;
@@ -250,68 +280,4 @@ fst_status fsti_output_sync(fsti_output *output, fst_error *error) {
     while (fsync(output->fd) != 0)
         if (errno != EINTR) return fsti_error_errno(error, errno, output->target.path, "fsync");
     return FST_OK;
-}
-
-/// A name for the file behind a descriptor: the way that needs no privilege.
-static int link_descriptor(int fd, const char *path) {
-    char from[64];
-    snprintf(from, sizeof from, "/proc/self/fd/%d", fd);
-    return linkat(AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW);
-}
-
-fst_status fsti_output_link(fsti_output *output, const char **name, fst_error *error) {
-    size_t capacity = strlen(output->target.folder) + 256;
-    for (unsigned tries = 0; !output->has_hidden; tries++) {
-        make_hidden_name(output, output->hidden, capacity);
-        if (link_descriptor(output->fd, output->hidden) == 0)
-            output->has_hidden = true;
-        else if (errno != EEXIST || tries == NAME_TRIES_MAX)
-            return fsti_error_errno(error, errno, output->target.path, "naming the new file");
-    }
-    if (name != NULL) *name = file_name(output->hidden);
-    return FST_OK;
-}
-
-static fst_status rename_failure(const fsti_output *output, fst_error *error) {
-    int failure = errno;
-    return fsti_error_errno(error, failure, output->target.path, "putting the new file in place");
-}
-
-/// Puts a second name of the file in place and leaves the hidden one; false where the file system
-/// has no hard links.
-static bool publish_copy(fsti_output *output, fst_status *status, fst_error *error) {
-    size_t capacity = strlen(output->target.folder) + 256;
-    char *second = fsti_alloc(capacity);
-    if (second == NULL) return false;
-    make_hidden_name(output, second, capacity);
-    bool linked = link(output->hidden, second) == 0;
-    if (linked && rename(second, output->target.path) != 0) {
-        *status = rename_failure(output, error);
-        unlink(second);
-    }
-    fsti_free(second);
-    return linked;
-}
-
-fst_status fsti_output_publish(fsti_output *output, bool keep_hidden, bool *kept,
-                               fst_error *error) {
-    fst_status status = FST_OK;
-    if (kept != NULL) *kept = false;
-    if (keep_hidden && output->has_hidden && publish_copy(output, &status, error)) {
-        if (kept != NULL) *kept = true;
-        return status;
-    }
-    // Nothing to replace: one step, and no hidden name even for an instant.
-    if (!output->has_hidden && !output->target.exists &&
-        link_descriptor(output->fd, output->target.path) == 0)
-        return FST_OK;
-    FST_TRY(fsti_output_link(output, NULL, error));
-    if (rename(output->hidden, output->target.path) != 0) return rename_failure(output, error);
-    output->has_hidden = false;
-    return FST_OK;
-}
-
-void fsti_output_drop_hidden(fsti_output *output) {
-    if (output->has_hidden) unlink(output->hidden);
-    output->has_hidden = false;
 }

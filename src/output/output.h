@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The door of the output room: files being made, and the names that they get. Knows files and
 /// folders, never tensors or headers.
+///
+/// A file being made has no name where the file system can do that (O_TMPFILE), else a hidden one
+/// beside its target: ".NAME.<16 hex digits>.tmp". Its maker holds a lock (flock) on it, which goes
+/// with the process: a hidden file without a lock is left over from a save that was killed.
 #ifndef FSTI_OUTPUT_H
 #define FSTI_OUTPUT_H
 
 #include "base/base.h"
 
-/// A file being made: without a name, or with a hidden one, until it is published.
 typedef struct fsti_output fsti_output;
 
-/// Where a path leads: symbolic links followed, and what is there now.
+/// Where a path leads, and what is there now.
 typedef struct fsti_target {
     char *folder; ///< "." where the path has none
     char *path;   ///< folder included
@@ -17,22 +20,29 @@ typedef struct fsti_target {
     uint32_t mode, owner, group; ///< of what exists
 } fsti_target;
 
-/// FST_E_NOT_REGULAR for a folder, FIFO or device; FST_E_PERMISSION for a file that may not be
-/// written to: replacing it would get around what its owner asked for.
-fst_status fsti_target_find(const char *path, fsti_target *out, fst_error *error);
+/// `follow`: symbolic links lead on; else a link is what will be replaced, and nothing is kept of
+/// what it leads to. FST_E_NOT_REGULAR for a folder, FIFO or device; FST_E_PERMISSION for a file
+/// that may not be written to: replacing it would get around what its owner asked for.
+fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error);
 void fsti_target_clear(fsti_target *target);
+/// The last part of a path; points into it.
+const char *fsti_path_name(const char *path);
+
+// ---- a file being made ----
 
 /// Makes a new file for `target` (copied) with room for `size_bytes`: FST_E_NO_SPACE now rather
 /// than in the middle. `durable`: its writes are pushed to the device early.
 fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool durable,
                             fsti_output **out, fst_error *error);
-/// Drops the output; unless it was published, nothing is left of it. NULL is allowed.
+/// Drops the output and its hidden name. NULL is allowed.
 void fsti_output_close(fsti_output *output);
+/// Drops the output; the hidden name, if it has one, is left as it is: somebody leads to it, or it
+/// belongs to the process that this one was forked from.
+void fsti_output_abandon(fsti_output *output);
 
 const char *fsti_output_path(const fsti_output *output);
 /// The descriptor for writes past the page cache, or -1; `reason` says why.
 int fsti_output_direct(fsti_output *output, char *reason, size_t reason_size);
-
 /// Closes that descriptor until it is asked for again.
 void fsti_output_direct_close(fsti_output *output);
 /// What the address of a direct write must be a multiple of (at most FSTI_IO_PAGE_BYTES).
@@ -47,17 +57,59 @@ void fsti_output_unmap(fsti_output *output);
 /// Puts what was written on the device.
 fst_status fsti_output_sync(fsti_output *output, fst_error *error);
 
-/// Gives the output its hidden name, if it has none. *name (may be NULL): the name in its folder.
-fst_status fsti_output_link(fsti_output *output, const char **name, fst_error *error);
-/// Puts it in place of what is at its path, in one step. With `keep_hidden` the hidden name stays
-/// as well (false comes back in *kept where the file system has no hard links).
-fst_status fsti_output_publish(fsti_output *output, bool keep_hidden, bool *kept, fst_error *error);
-/// Removes the hidden name that publishing kept.
-void fsti_output_drop_hidden(fsti_output *output);
+// ---- names ----
+
+/// The hidden name that the output has, or will have, in its folder.
+const char *fsti_output_hidden(const fsti_output *output);
+/// Gives the output its hidden name, if it has none.
+fst_status fsti_output_name(fsti_output *output, fst_error *error);
+/// Removes it, if it has one.
+fst_status fsti_output_unname(fsti_output *output, fst_error *error);
+/// Puts the output at its path, in place of what is there, in one step. With `keep_hidden` the
+/// hidden name stays as well; where the file system has no hard links, a copy goes to the path.
+fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
+/// Whether the output is what lies at its path: 1, 0, or -1 where that can't be told.
+int fsti_output_is_placed(const fsti_output *output);
+
+/// A second, hidden name for what lies at a path, so that it can be brought back. *kept is NULL
+/// where nothing lies there, or the file system has no hard links; else to be freed.
+fst_status fsti_path_keep(const char *path, char **kept, fst_error *error);
+/// Brings it back to `path`.
+fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
+/// Removes a name; one that is not there is fine.
+fst_status fsti_path_remove(const char *path, fst_error *error);
+
+// ---- folders ----
 
 /// Makes names in a folder last.
 fst_status fsti_folder_sync(const char *folder, fst_error *error);
-/// Makes a folder (and those above it); one that is there is fine.
-fst_status fsti_folder_make(const char *folder, fst_error *error);
+/// Makes a folder (and those above it); one that is there is fine. *made_count: how many were made.
+/// `durable`: their own entries are synced, too.
+fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_count,
+                            fst_error *error);
+/// Takes back the making of `made_count` folders, as far as they are empty.
+void fsti_folder_unmake(const char *folder, unsigned made_count);
+/// One process at a time publishes in a folder: waits for it. *lock is -1 where the file system has
+/// no locks. FST_E_TIMEOUT after half a minute.
+fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error);
+void fsti_folder_unlock(int lock);
+
+// ---- what killed saves left behind ----
+
+typedef struct fsti_leftover {
+    const char *name; ///< in the folder
+    const char *base; ///< what it was to become (long names are cut); `base_size` bytes
+    size_t base_size;
+    uint64_t size_bytes;
+    bool has_owner; ///< whose maker lives, or may live
+    int folder;     ///< descriptor
+} fsti_leftover;
+
+/// Called with each; a lock is held meanwhile on one without an owner, so it may be removed.
+typedef void (*fsti_leftover_visit)(void *context, const fsti_leftover *leftover);
+fst_status fsti_leftovers_visit(const char *folder, fsti_leftover_visit visit, void *context,
+                                fst_error *error);
+/// Whether `base` is what the hidden name of a file called `name` begins with.
+bool fsti_leftover_is_of(const fsti_leftover *leftover, const char *name);
 
 #endif

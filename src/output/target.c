@@ -13,6 +13,11 @@
 /// As many as the kernel follows.
 #define LINK_COUNT_MAX 40
 
+const char *fsti_path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
 /// The folder of a path: everything before the last slash.
 static char *folder_of(const char *path) {
     const char *slash = strrchr(path, '/');
@@ -59,7 +64,7 @@ static fst_status look_at(fsti_target *target, fst_error *error) {
         return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but a folder");
     if (stat(target->path, &info) != 0) {
         if (errno == ENOENT) return FST_OK;
-        return fsti_error_errno(error, errno, target->path, "stat");
+        return fsti_error_errno(error, errno, target->path, "looking at the target");
     }
     if (!S_ISREG(info.st_mode))
         return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but %s",
@@ -73,12 +78,14 @@ static fst_status look_at(fsti_target *target, fst_error *error) {
     return FST_OK;
 }
 
-fst_status fsti_target_find(const char *path, fsti_target *out, fst_error *error) {
+fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error) {
     memset(out, 0, sizeof *out);
     out->path = fsti_string_copy(path, strlen(path));
     if (out->path == NULL) return fsti_error_memory(error, strlen(path));
-    fst_status status = follow_links(&out->path, error);
-    if (status == FST_OK) status = look_at(out, error);
+    struct stat info;
+    fst_status status = follow ? follow_links(&out->path, error) : FST_OK;
+    bool is_link = !follow && lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+    if (status == FST_OK && !is_link) status = look_at(out, error);
     if (status == FST_OK && (out->folder = folder_of(out->path)) == NULL)
         status = fsti_error_memory(error, strlen(path));
     if (status != FST_OK) fsti_target_clear(out);
@@ -89,37 +96,4 @@ void fsti_target_clear(fsti_target *target) {
     fsti_free(target->folder);
     fsti_free(target->path);
     memset(target, 0, sizeof *target);
-}
-
-fst_status fsti_folder_sync(const char *folder, fst_error *error) {
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return fsti_error_errno(error, errno, folder, "open");
-    fst_status status = FST_OK;
-    // Some file systems have nothing to sync for folders and say so by EINVAL.
-    if (fsync(fd) != 0 && errno != EINVAL) status = fsti_error_errno(error, errno, folder, "fsync");
-    close(fd);
-    return status;
-}
-
-static fst_status make_one(const char *folder, fst_error *error) {
-    struct stat info;
-    if (mkdir(folder, 0777) == 0) return FST_OK;
-    int failure = errno;
-    if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode)) return FST_OK;
-    return fsti_error_errno(error, failure == EEXIST ? ENOTDIR : failure, folder, "mkdir");
-}
-
-fst_status fsti_folder_make(const char *folder, fst_error *error) {
-    char *path = fsti_string_copy(folder, strlen(folder));
-    if (path == NULL) return fsti_error_memory(error, strlen(folder));
-    fst_status status = FST_OK;
-    for (char *at = path + 1; path[0] != '\0' && *at != '\0' && status == FST_OK; at++) {
-        if (*at != '/') continue;
-        *at = '\0';
-        status = make_one(path, error);
-        *at = '/';
-    }
-    if (status == FST_OK) status = make_one(path, error);
-    fsti_free(path);
-    return status;
 }

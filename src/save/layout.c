@@ -20,15 +20,12 @@ static fst_status refuse(const fst_save_tensor *tensor, fst_error *error, const 
 
 fst_status fsti_layout_tensor_bytes(const fst_save_tensor *tensor, uint64_t *size_bytes,
                                     fst_error *error) {
-    uint64_t count = 1, bits;
-    for (uint32_t i = 0; i < tensor->rank; i++)
-        if (!fsti_mul(count, tensor->shape[i], &count))
-            return refuse(tensor, error, "the number of elements overflows");
-    if (!fsti_mul(count, fsti_dtype_bits(tensor->dtype), &bits))
-        return refuse(tensor, error, "the number of bytes overflows");
-    if (bits % 8 != 0) return refuse(tensor, error, "elements below a byte must fill whole bytes");
-    *size_bytes = bits / 8;
-    return FST_OK;
+    fst_status status =
+        fsti_dtype_tensor_bytes(tensor->dtype, tensor->shape, tensor->rank, size_bytes);
+    if (status == FST_OK) return FST_OK;
+    return refuse(tensor, error,
+                  status == FST_E_MISALIGNED_SLICE ? "elements below a byte must fill whole bytes"
+                                                   : "the number of bytes overflows");
 }
 
 static fst_status check_name(const fst_save_tensor *tensor, fst_error *error) {
@@ -134,8 +131,7 @@ static fst_status fill_entries(fst_layout *layout, const fst_save_tensor *tensor
     return FST_OK;
 }
 
-/// A filling tensor of `size_bytes` bytes. Its name must be nobody else's: the number goes on until
-/// it is.
+/// A filling tensor of `size_bytes` bytes. Names that begin like its name are refused to callers.
 static fsti_header_entry make_filling(fst_layout *layout, size_t number, uint64_t size_bytes) {
     char *name = layout->names + number * PADDING_NAME_BYTES;
     layout->shapes[number] = size_bytes;

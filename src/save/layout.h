@@ -17,7 +17,7 @@ struct fst_layout {
     uint64_t *shapes;
 };
 
-/// Lays out the tensors whose file_index is `file_index`; others have no place (size 0).
+/// Lays out tensors of one file, in memory of the layout's own but for names and shapes.
 fst_status fsti_layout_make(const fst_save_tensor *tensors, size_t tensor_count,
                             const fst_save_options *options, fst_layout *out, fst_error *error);
 void fsti_layout_clear(fst_layout *layout);

@@ -1,46 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A save's end: finished files get their names. One file is one rename. A set takes several, and
-/// at every instant the index leads to whole files of one save:
+/// A save's end: finished files get their names, by a journal (journal.h). At every instant, also
+/// after a kill or a power cut between two steps, the path leads to the old model or to the new
+/// one, whole:
 ///
-///   1. new shards under hidden names, an index that names these comes into place
-///   2. the shards take their names (nobody looks at the old ones any more)
-///   3. the final index comes into place
-///   4. hidden names, and files of earlier sets, go
-///
-/// Steps 1 and 3 are one where nothing of an earlier save is met. Where a single file replaces a
-/// set, an index leads to it until the old shards are gone.
-#include <ctype.h>
+///   one file            it comes into place
+///   one, where an       it comes into place, then an index that leads to it; files of the set go;
+///   index was           the index goes
+///   a set, where        an index of files that are not there yet comes into place, then they do:
+///   nothing was         until the last of them, opening says which are missing
+///   a set, or one file  files get hidden names; an index that leads to these comes into place, and
+///   where shards were   the new model with it; they get their own names as well, an index that
+///                       leads to those comes into place; hidden names and old files go
 #include <dirent.h>
 #include <errno.h>
-#include <limits.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "writer.h"
 
-static const char *file_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash == NULL ? path : slash + 1;
-}
-
-static fst_status sync_folder(fst_writer *writer, const char *folder, fst_error *error) {
-    if (writer->options.promise != FST_SAVE_DURABLE) return FST_OK;
-    uint64_t start = fsti_now_ns();
-    writer->sync_count++;
-    fst_status status = fsti_folder_sync(folder, error);
-    writer->sync_ns += fsti_now_ns() - start;
-    return status;
-}
-
 // ---- the index ----
-
-static const char *row_file(const fst_writer *writer, const save_tensor *tensor, bool hidden) {
-    save_file *file = &writer->files[tensor->file];
-    const char *name = NULL;
-    if (hidden && fsti_output_link(file->output, &name, NULL) == FST_OK) return name;
-    return file_name(writer->published[tensor->file]);
-}
 
 static fst_status make_index_text(const fst_writer *writer, bool hidden, char **text, size_t *size,
                                   fst_error *error) {
@@ -50,133 +31,231 @@ static fst_status make_index_text(const fst_writer *writer, bool hidden, char **
     if (rows == NULL) return fsti_error_memory(error, count * sizeof *rows);
     for (size_t i = 0; i < count; i++) {
         const save_tensor *tensor = &writer->tensors[i];
+        const char *file = hidden ? fsti_output_hidden(writer->files[tensor->file].output)
+                                  : fsti_path_name(writer->published[tensor->file]);
         total_bytes += tensor->size_bytes;
-        rows[i] =
-            (fsti_index_row){tensor->name, tensor->name_size, row_file(writer, tensor, hidden)};
+        rows[i] = (fsti_index_row){tensor->name, tensor->name_size, file};
     }
     fst_status status = fsti_index_write(rows, count, total_bytes, text, size, error);
     fsti_free(rows);
     return status;
 }
 
-static fst_status put_index_file(fst_writer *writer, const char *text, size_t size,
-                                 fst_error *error) {
-    fsti_output *output = NULL;
-    bool durable = writer->options.promise == FST_SAVE_DURABLE;
-    FST_TRY(fsti_output_open(&writer->index_target, size, durable, &output, error));
-    fst_status status = fsti_output_write(output, text, size, 0, error);
-    if (status == FST_OK && durable) status = fsti_save_sync(writer, output, error);
-    if (status == FST_OK) status = fsti_output_publish(output, false, NULL, error);
-    fsti_output_close(output);
-    if (status == FST_OK) status = sync_folder(writer, writer->index_target.folder, error);
-    return status;
-}
-
-static fst_status put_index(fst_writer *writer, bool hidden, fst_error *error) {
+/// Writes an index, whole and synced if so promised, before any name changes: a disk that is full
+/// is noticed now.
+static fst_status make_index(fst_writer *writer, bool hidden, fsti_output **out, fst_error *error) {
     char *text = NULL;
     size_t size = 0;
+    bool durable = writer->options.promise == FST_SAVE_DURABLE;
     FST_TRY(make_index_text(writer, hidden, &text, &size, error));
-    fst_status status = put_index_file(writer, text, size, error);
+    fst_status status = fsti_output_open(&writer->index_target, size, durable, out, error);
+    if (status == FST_OK) status = fsti_output_write(*out, text, size, 0, error);
+    if (status == FST_OK && durable) status = fsti_writer_sync(writer, *out, error);
     fsti_free(text);
     return status;
 }
 
-// ---- what an earlier set has left ----
+// ---- what is there ----
 
-/// "<stem>-00001-of-00003.safetensors", any numbers.
-static bool is_shard_name(const char *name, const char *stem) {
-    static const char pattern[] = "-#####-of-#####.safetensors";
-    size_t size = strlen(stem);
-    if (strncmp(name, stem, size) != 0 || strlen(name + size) != sizeof pattern - 1) return false;
-    for (size_t i = 0; i < sizeof pattern - 1; i++) {
-        char byte = name[size + i];
-        if (pattern[i] == '#' ? !isdigit((unsigned char)byte) : byte != pattern[i]) return false;
-    }
-    return true;
-}
+/// What a set's folder holds when it is published.
+typedef struct folder_scene {
+    const char *stem;
+    bool is_empty;   ///< of models: whoever opens the folder finds none
+    bool has_index;  ///< of this stem
+    bool has_shards; ///< likewise
+} folder_scene;
 
-static bool is_stale(const fst_writer *writer, const char *name) {
-    for (uint32_t f = 0; f < writer->file_count; f++)
-        if (strcmp(name, file_name(writer->published[f])) == 0) return false;
-    size_t size = strlen(writer->stem);
-    bool is_single =
-        strncmp(name, writer->stem, size) == 0 && strcmp(name + size, ".safetensors") == 0;
-    return is_single || is_shard_name(name, writer->stem);
-}
+typedef fst_status (*entry_visit)(void *context, const char *name, fst_error *error);
 
-/// Removes files of earlier sets. What can't be removed stays: the new set is whole without that.
-static void remove_stale(const fst_writer *writer) {
-    DIR *folder = opendir(writer->folder);
-    if (folder == NULL) return;
+static fst_status visit_folder(const char *folder, entry_visit visit, void *context,
+                               fst_error *error) {
+    DIR *directory = opendir(folder);
+    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
+    fst_status status = FST_OK;
     const struct dirent *entry;
-    int fd = dirfd(folder);
-    while (fd >= 0 && (entry = readdir(folder)) != NULL)
-        if (is_stale(writer, entry->d_name)) unlinkat(fd, entry->d_name, 0);
-    closedir(folder);
+    while (status == FST_OK) {
+        errno = 0;
+        entry = readdir(directory);
+        if (entry == NULL && errno != 0)
+            status = fsti_error_errno(error, errno, folder, "listing the folder");
+        if (entry == NULL) break;
+        status = visit(context, entry->d_name, error);
+    }
+    closedir(directory);
+    return status;
 }
 
-// ---- the steps ----
-
-/// Whether something of an earlier save would be mixed up with the new shards: one of the same
-/// name, or, for who opens the folder before there is an index, the model in one file.
-static bool meets_earlier(const fst_writer *writer) {
-    char path[PATH_MAX];
-    for (uint32_t f = 0; f < writer->file_count; f++)
-        if (writer->files[f].target.exists) return true;
-    int size = snprintf(path, sizeof path, "%s/%s.safetensors", writer->folder, writer->stem);
-    return size > 0 && (size_t)size < sizeof path && access(path, F_OK) == 0;
+static bool ends_with(const char *name, const char *ending) {
+    size_t size = strlen(name), ending_size = strlen(ending);
+    return size >= ending_size && strcmp(name + size - ending_size, ending) == 0;
 }
 
-static fst_status link_files(fst_writer *writer, fst_error *error) {
-    for (uint32_t f = 0; f < writer->file_count; f++)
-        FST_TRY(fsti_output_link(writer->files[f].output, NULL, error));
+static fst_status note_model(void *context, const char *name, fst_error *error) {
+    folder_scene *scene = context;
+    (void)error;
+    if (name[0] != '.' &&
+        (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json")))
+        scene->is_empty = false;
+    if (fsti_save_is_shard(name, strlen(name), scene->stem)) scene->has_shards = true;
     return FST_OK;
 }
 
-static fst_status publish_files(fst_writer *writer, bool keep_hidden, fst_error *error) {
-    for (uint32_t f = 0; f < writer->file_count; f++) {
-        save_file *file = &writer->files[f];
-        FST_TRY(fsti_output_publish(file->output, keep_hidden, &file->keeps_hidden, error));
-    }
+static fst_status look_at_folder(const fst_writer *writer, folder_scene *scene, fst_error *error) {
+    struct stat info;
+    *scene = (folder_scene){.stem = writer->stem, .is_empty = true};
+    scene->has_index = lstat(writer->index_target.path, &info) == 0 || errno != ENOENT;
+    return visit_folder(writer->folder, note_model, scene, error);
+}
+
+/// A removal of each file that an earlier save of the same stem has left.
+typedef struct stale_search {
+    fst_writer *writer;
+    bool with_single; ///< the single file is not what is being saved
+} stale_search;
+
+static bool is_published(const fst_writer *writer, const char *name, size_t size) {
+    // Shards of one count differ by their number alone, which is as good as a search.
+    if (!fsti_save_is_shard(name, size, writer->stem)) return false;
+    const char *last = fsti_path_name(writer->published[writer->file_count - 1]);
+    return writer->file_count > 1 && strcmp(strrchr(name, '-'), strrchr(last, '-')) == 0;
+}
+
+static fst_status add_stale(void *context, const char *name, fst_error *error) {
+    const stale_search *search = context;
+    fst_writer *writer = search->writer;
+    size_t size = strlen(name);
+    bool is_stale = fsti_save_is_shard(name, size, writer->stem)
+                        ? !is_published(writer, name, size)
+                        : search->with_single && fsti_save_is_single(name, size, writer->stem);
+    if (!is_stale) return FST_OK;
+    size_t capacity = strlen(writer->folder) + size + 2;
+    char *path = fsti_alloc(capacity);
+    if (path == NULL) return fsti_error_memory(error, capacity);
+    snprintf(path, capacity, "%s/%s", writer->folder, name);
+    fst_status status = fsti_journal_add_path(&writer->journal, STEP_REMOVE, path, error);
+    fsti_free(path);
+    return status;
+}
+
+static fst_status add_removals(fst_writer *writer, bool with_single, fst_error *error) {
+    stale_search search = {writer, with_single};
+    return visit_folder(writer->folder, add_stale, &search, error);
+}
+
+// ---- the journal ----
+
+static fst_status add_files(fst_writer *writer, step_kind kind, fst_error *error) {
+    for (uint32_t f = 0; f < writer->file_count; f++)
+        FST_TRY(fsti_journal_add(&writer->journal, kind, writer->files[f].output, error));
     return FST_OK;
 }
 
-static void drop_hidden(fst_writer *writer) {
-    for (uint32_t f = 0; f < writer->file_count; f++)
-        if (writer->files[f].keeps_hidden) fsti_output_drop_hidden(writer->files[f].output);
+static fst_status add_sync(fst_writer *writer, const char *folder, fst_error *error) {
+    if (writer->options.promise != FST_SAVE_DURABLE) return FST_OK;
+    return fsti_journal_add_path(&writer->journal, STEP_SYNC, folder, error);
 }
 
-static fst_status publish_set(fst_writer *writer, fst_error *error) {
-    bool single = writer->file_count == 1;
-    bool had_index = writer->index_target.exists;
-    bool in_two_steps = !single && meets_earlier(writer);
-    if (in_two_steps) {
-        FST_TRY(link_files(writer, error));
-        FST_TRY(put_index(writer, true, error));
+static fst_status plan_file(fst_writer *writer, fst_error *error) {
+    FST_TRY(add_files(writer, STEP_PLACE, error));
+    FST_TRY(add_sync(writer, writer->files[0].target.folder, error));
+    fsti_journal_turn(&writer->journal);
+    return FST_OK;
+}
+
+static fst_status add_removal_of_index(fst_writer *writer, fst_error *error) {
+    return fsti_journal_add_path(&writer->journal, STEP_REMOVE_LAST, writer->index_target.path,
+                                 error);
+}
+
+/// One file in a folder without shards that nobody's index leads to.
+static fst_status plan_single(fst_writer *writer, const folder_scene *scene, fst_error *error) {
+    save_journal *journal = &writer->journal;
+    FST_TRY(add_files(writer, STEP_PLACE, error));
+    if (scene->has_index) {
+        FST_TRY(make_index(writer, false, &writer->final_index, error));
+        FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
     }
-    FST_TRY(publish_files(writer, in_two_steps, error));
-    FST_TRY(sync_folder(writer, writer->folder, error));
-    if (!single || had_index) FST_TRY(put_index(writer, false, error));
-    drop_hidden(writer);
-    remove_stale(writer);
-    if (single && had_index) unlink(writer->published[writer->file_count]);
-    return sync_folder(writer, writer->folder, error);
+    FST_TRY(add_sync(writer, writer->folder, error));
+    fsti_journal_turn(journal);
+    if (!scene->has_index) return FST_OK;
+    FST_TRY(add_removals(writer, false, error));
+    FST_TRY(add_removal_of_index(writer, error));
+    return add_sync(writer, writer->folder, error);
+}
+
+static fst_status plan_first_set(fst_writer *writer, fst_error *error) {
+    FST_TRY(make_index(writer, false, &writer->final_index, error));
+    FST_TRY(fsti_journal_add(&writer->journal, STEP_PLACE, writer->final_index, error));
+    FST_TRY(add_files(writer, STEP_PLACE, error));
+    FST_TRY(add_sync(writer, writer->folder, error));
+    fsti_journal_turn(&writer->journal);
+    return FST_OK;
+}
+
+static fst_status plan_next_set(fst_writer *writer, fst_error *error) {
+    save_journal *journal = &writer->journal;
+    FST_TRY(make_index(writer, true, &writer->interim_index, error));
+    FST_TRY(make_index(writer, false, &writer->final_index, error));
+    FST_TRY(add_files(writer, STEP_NAME, error));
+    FST_TRY(add_sync(writer, writer->folder, error));
+    FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->interim_index, error));
+    FST_TRY(add_sync(writer, writer->folder, error));
+    fsti_journal_turn(journal);
+    FST_TRY(add_files(writer, STEP_PLACE_COPY, error));
+    FST_TRY(add_sync(writer, writer->folder, error));
+    FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
+    FST_TRY(add_sync(writer, writer->folder, error));
+    FST_TRY(add_files(writer, STEP_UNNAME, error));
+    FST_TRY(add_removals(writer, writer->file_count > 1, error));
+    if (writer->file_count == 1) FST_TRY(add_removal_of_index(writer, error));
+    return add_sync(writer, writer->folder, error);
+}
+
+static fst_status plan(fst_writer *writer, fst_error *error) {
+    folder_scene scene;
+    if (writer->folder == NULL) return plan_file(writer, error);
+    FST_TRY(look_at_folder(writer, &scene, error));
+    if (writer->file_count == 1 && (scene.has_index || !scene.has_shards))
+        return plan_single(writer, &scene, error);
+    return scene.is_empty ? plan_first_set(writer, error) : plan_next_set(writer, error);
+}
+
+static fst_status run(fst_writer *writer, fst_error *error) {
+    FST_TRY(plan(writer, error));
+    if (atomic_load(&writer->is_cancelled))
+        return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
+    FST_TRY(fsti_journal_run(&writer->journal, error));
+    if (writer->journal.is_complete) fsti_writer_sweep(writer);
+    return FST_OK;
+}
+
+static void note_end(fst_writer *writer) {
+    pthread_mutex_lock(&writer->lock);
+    writer->total_ns = fsti_now_ns() - writer->start_ns;
+    writer->sync_count += writer->journal.sync_count;
+    writer->sync_ns += writer->journal.sync_ns;
+    snprintf(writer->warning, sizeof writer->warning, "%s", writer->journal.warning);
+    pthread_mutex_unlock(&writer->lock);
+    fsti_log(FST_LOG_INFO, "saved %s: %zu tensors, %u files, %" PRIu64 " bytes, %s (%s)",
+             writer->folder != NULL ? writer->folder : writer->published[0], writer->tensor_count,
+             writer->file_count, writer->bytes_total,
+             writer->counts.engine == NULL ? "" : writer->counts.engine, writer->counts.reason);
 }
 
 fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
-    if (!writer->is_finished) FST_TRY(fsti_writer_finish(writer, error));
-    if (writer->is_committed || writer->is_broken)
+    FST_TRY(fsti_writer_check_owner(writer, error));
+    if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
+    int state = atomic_load(&writer->state);
+    if (state != WRITER_FINISHED)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the save %s",
-                              writer->is_broken ? "has failed" : "is committed");
-    fst_status status;
-    if (writer->folder != NULL) {
-        status = publish_set(writer, error);
-    } else {
-        status = publish_files(writer, false, error);
-        if (status == FST_OK) status = sync_folder(writer, writer->files[0].target.folder, error);
-    }
-    writer->is_broken = status != FST_OK;
-    writer->is_committed = status == FST_OK;
-    writer->total_ns = fsti_now_ns() - writer->start_ns;
+                              state == WRITER_FAILED ? "has failed" : "is committed");
+    int lock = -1;
+    // One at a time: the names of two sets would mix. One file needs no lock, a rename is one step.
+    fst_status status =
+        writer->folder == NULL ? FST_OK : fsti_folder_lock(writer->folder, &lock, error);
+    if (status == FST_OK) status = run(writer, error);
+    fsti_folder_unlock(lock);
+    atomic_store(&writer->state, status == FST_OK ? WRITER_COMMITTED : WRITER_FAILED);
+    if (status == FST_OK) note_end(writer);
     return status;
 }

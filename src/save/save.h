@@ -15,10 +15,17 @@ fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t o
 fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, fst_error *error);
 fst_status fsti_writer_finish(fst_writer *writer, fst_error *error);
 fst_status fsti_writer_commit(fst_writer *writer, fst_error *error);
+void fsti_writer_cancel(fst_writer *writer);
 void fsti_writer_close(fst_writer *writer);
 const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index);
-void fsti_writer_stats(const fst_writer *writer, fst_save_stats *stats);
+void fsti_writer_stats(fst_writer *writer, fst_save_stats *stats);
 size_t fsti_writer_tensor_count(const fst_writer *writer);
+
+/// See fst_leftovers_visit() and fst_leftovers_remove().
+fst_status fsti_leftovers_list(const char *path, fst_leftover_callback visit, void *context,
+                               fst_error *error);
+fst_status fsti_leftovers_clean(const char *path, size_t *count, uint64_t *size_bytes,
+                                fst_error *error);
 
 /// See fst_shards_assign().
 fst_status fsti_shards_assign(const fst_shard_item *items, size_t item_count,

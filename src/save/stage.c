@@ -91,12 +91,25 @@ static fst_status choose_way(save_stage *stage, fst_error *error) {
     return FST_OK;
 }
 
+/// A ring that can't be had now (locked memory is short, say) is done without, unless it was asked
+/// for: one write at a time through the same slots.
+static fst_status open_lane(save_stage *stage, fst_error *error) {
+    bool may_fall_back =
+        stage->options.engine == FST_SAVE_ENGINE_AUTO && stage->engine != &fsti_io_engine_direct;
+    fst_status status =
+        stage->engine->lane_open(SLOT_COUNT_MAX, &stage->lane, may_fall_back ? NULL : error);
+    if (status == FST_OK || !may_fall_back) return status;
+    stage->engine = &fsti_io_engine_direct;
+    stage->counts.engine = stage->engine->name;
+    snprintf(stage->counts.reason, sizeof stage->counts.reason, "io_uring could not be set up");
+    return stage->engine->lane_open(SLOT_COUNT_MAX, &stage->lane, error);
+}
+
 static fst_status open_slots(save_stage *stage, fst_error *error) {
     bool async = stage->engine != NULL && stage->engine->is_async;
     stage->slot_count = async ? SLOT_COUNT_MAX : 1;
-    stage->slot_bytes = async                   ? ASYNC_SLOT_BYTES
-                        : stage->engine != NULL ? SYNC_SLOT_BYTES
-                                                : GATHER_SLOT_BYTES;
+    stage->slot_bytes = stage->engine != NULL ? SYNC_SLOT_BYTES : GATHER_SLOT_BYTES;
+    if (async) stage->slot_bytes = ASYNC_SLOT_BYTES;
     // Not more than the file can fill.
     uint64_t file_bytes = fsti_align_up(stage->options.file_bytes, FSTI_IO_PAGE_BYTES);
     if (file_bytes < stage->slot_bytes) stage->slot_bytes = file_bytes;
@@ -109,7 +122,7 @@ static fst_status open_slots(save_stage *stage, fst_error *error) {
     stage->counts.stage_bytes = size_bytes;
     if (stage->engine == NULL) return FST_OK;
     stage->memory_alignment = fsti_output_memory_alignment(stage->output);
-    return stage->engine->lane_open(SLOT_COUNT_MAX, &stage->lane, error);
+    return open_lane(stage, error);
 }
 
 fst_status fsti_stage_open(fsti_output *output, const stage_options *options, save_stage **out,
@@ -217,8 +230,9 @@ static uint64_t source_bytes(const save_stage *stage, const char *data, uint64_t
     return fsti_align_down(fsti_min(size, stage->slot_bytes), FSTI_IO_PAGE_BYTES);
 }
 
-/// The next piece at the cursor: *size becomes what was taken.
-static fst_status put_direct(save_stage *stage, const char *data, uint64_t *size,
+/// The next piece at the cursor: *size becomes what was taken; *borrowed is set when it is written
+/// from where it is.
+static fst_status put_direct(save_stage *stage, const char *data, uint64_t *size, bool *borrowed,
                              fst_error *error) {
     uint64_t gap = -stage->cursor % FSTI_IO_PAGE_BYTES;
     uint64_t source = source_bytes(stage, data, *size);
@@ -227,6 +241,7 @@ static fst_status put_direct(save_stage *stage, const char *data, uint64_t *size
         FST_TRY(close_slot(stage, error)); // ends at a page: all of it goes past the cache
         FST_TRY(take_slot(stage, &slot, error));
         *size = source;
+        *borrowed = true;
         return submit(stage, slot, data, source, stage->cursor, error);
     }
     // After a jump: up to the next page through the cache, from there on by slots.
@@ -258,10 +273,9 @@ fst_status fsti_stage_put(save_stage *stage, uint64_t offset, const void *data, 
     const char *from = data;
     bool borrowed = false;
     for (uint64_t left = size_bytes; left > 0;) {
-        uint64_t size = left, staged = stage->counts.bytes_staged;
-        FST_TRY(stage->engine != NULL ? put_direct(stage, from, &size, error)
+        uint64_t size = left;
+        FST_TRY(stage->engine != NULL ? put_direct(stage, from, &size, &borrowed, error)
                                       : put_cached(stage, from, &size, error));
-        borrowed |= stage->busy_count > 0 && stage->counts.bytes_staged == staged;
         stage->cursor += size;
         from += size;
         left -= size;
@@ -285,8 +299,8 @@ void fsti_stage_close(save_stage *stage, stage_counts *counts) {
     if (stage == NULL) return;
     if (stage->lane != NULL) {
         stage->open_slot = NULL;
-        while (stage->busy_count > 0)
-            if (reap_one(stage, NULL) != FST_OK) continue;
+        // Failed or not: from here on the kernel lets go of the memory.
+        while (stage->busy_count > 0) (void)!reap_one(stage, NULL);
         stage->engine->lane_close(stage->lane);
     }
     if (counts != NULL) {

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define STEM_DEFAULT "model"
 
@@ -30,7 +31,6 @@ static fst_status copy_tensors(fst_writer *writer, const fst_save_tensor *tensor
         tensor->data = tensors[i].data;
         tensor->device = tensors[i].device;
         tensor->file = tensors[i].file_index;
-        atomic_init(&tensor->bytes_put, 0);
         name += tensors[i].name_size;
     }
     return FST_OK;
@@ -125,7 +125,8 @@ static char *format_path(const fst_writer *writer, uint32_t file) {
 
 static fst_status find_targets(fst_writer *writer, const char *path, fst_error *error) {
     bool is_set = writer->folder != NULL;
-    if (is_set) FST_TRY(fsti_folder_make(writer->folder, error));
+    bool durable = writer->options.promise == FST_SAVE_DURABLE;
+    if (is_set) FST_TRY(fsti_folder_make(writer->folder, durable, &writer->folders_made, error));
     for (uint32_t f = 0; f <= writer->file_count; f++) {
         bool is_index = f == writer->file_count;
         if (is_index && !is_set) break;
@@ -133,7 +134,9 @@ static fst_status find_targets(fst_writer *writer, const char *path, fst_error *
             is_set ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
         if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
-        FST_TRY(fsti_target_find(writer->published[f], target, error));
+        // A link in a set is replaced: the index leads to files of its own folder, and what the
+        // link leads to may be somebody's store.
+        FST_TRY(fsti_target_find(writer->published[f], !is_set, target, error));
     }
     return FST_OK;
 }
@@ -181,6 +184,8 @@ fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, si
     if (writer == NULL) return fsti_error_memory(error, sizeof *writer);
     pthread_mutex_init(&writer->lock, NULL);
     pthread_mutex_init(&writer->stream_lock, NULL);
+    pthread_mutex_init(&writer->progress_lock, NULL);
+    writer->owner = getpid();
     writer->start_ns = fsti_now_ns();
     fst_status status = copy_options(writer, path, options, error);
     if (status == FST_OK) status = begin_save(writer, path, tensors, tensor_count, error);
@@ -192,20 +197,28 @@ fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, si
     return FST_OK;
 }
 
-static void clear_file(save_file *file) {
-    fsti_stage_close(file->stage, NULL);
-    fsti_output_close(file->output);
-    fsti_target_clear(&file->target);
-    fsti_layout_clear(&file->layout);
+/// Drops the files. Their hidden names go, unless a commit has passed its turn: then an index may
+/// lead to them.
+static void clear_files(fst_writer *writer, bool keep_names) {
+    void (*drop)(fsti_output *) = keep_names ? fsti_output_abandon : fsti_output_close;
+    for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++) {
+        save_file *file = &writer->files[f];
+        fsti_stage_close(file->stage, NULL);
+        drop(file->output);
+        fsti_target_clear(&file->target);
+        fsti_layout_clear(&file->layout);
+    }
+    drop(writer->interim_index);
+    drop(writer->final_index);
 }
 
-void fsti_writer_close(fst_writer *writer) {
-    if (writer == NULL) return;
-    for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++)
-        clear_file(&writer->files[f]);
+static void clear_memory(fst_writer *writer) {
+    for (size_t i = 0; writer->tensors != NULL && i < writer->tensor_count; i++)
+        fsti_coverage_clear(&writer->tensors[i].coverage);
     for (uint32_t f = 0; writer->published != NULL && f <= writer->file_count; f++)
         fsti_free(writer->published[f]);
     fsti_target_clear(&writer->index_target);
+    fsti_journal_clear(&writer->journal);
     fsti_free(writer->published);
     fsti_free(writer->files);
     fsti_free(writer->tensors);
@@ -214,9 +227,35 @@ void fsti_writer_close(fst_writer *writer) {
     fsti_free(writer->names);
     fsti_free(writer->folder);
     fsti_free(writer->stem);
-    pthread_mutex_destroy(&writer->lock);
-    pthread_mutex_destroy(&writer->stream_lock);
     fsti_free(writer);
+}
+
+/// In a forked child: the parent's files, its reads and writes in flight and its locks are not
+/// touched. The stages' memory stays: the kernel may be writing from it.
+static void leave_to_parent(fst_writer *writer) {
+    for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++) {
+        fsti_output_abandon(writer->files[f].output);
+        fsti_target_clear(&writer->files[f].target);
+        fsti_layout_clear(&writer->files[f].layout);
+    }
+    fsti_output_abandon(writer->interim_index);
+    fsti_output_abandon(writer->final_index);
+    clear_memory(writer);
+}
+
+void fsti_writer_close(fst_writer *writer) {
+    if (writer == NULL) return;
+    if (writer->owner != getpid()) {
+        leave_to_parent(writer);
+        return;
+    }
+    clear_files(writer, writer->journal.is_turned);
+    if (atomic_load(&writer->state) != WRITER_COMMITTED && !writer->journal.is_turned)
+        fsti_folder_unmake(writer->folder, writer->folders_made);
+    pthread_mutex_destroy(&writer->lock);
+    pthread_mutex_destroy(&writer->progress_lock);
+    pthread_mutex_destroy(&writer->stream_lock);
+    clear_memory(writer);
 }
 
 const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index) {
@@ -227,8 +266,9 @@ const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index) {
 
 size_t fsti_writer_tensor_count(const fst_writer *writer) { return writer->tensor_count; }
 
-void fsti_writer_stats(const fst_writer *writer, fst_save_stats *stats) {
+void fsti_writer_stats(fst_writer *writer, fst_save_stats *stats) {
     const stage_counts *counts = &writer->counts;
+    pthread_mutex_lock(&writer->lock);
     snprintf(stats->engine, sizeof stats->engine, "%s",
              counts->engine == NULL ? "" : counts->engine);
     snprintf(stats->reason, sizeof stats->reason, "%s", counts->reason);
@@ -245,4 +285,8 @@ void fsti_writer_stats(const fst_writer *writer, fst_save_stats *stats) {
     stats->sync_count = writer->sync_count;
     stats->sync_ns = writer->sync_ns;
     stats->total_ns = writer->total_ns;
+    stats->step_count = writer->journal.count;
+    stats->leftover_count = writer->leftover_count;
+    snprintf(stats->warning, sizeof stats->warning, "%s", writer->warning);
+    pthread_mutex_unlock(&writer->lock);
 }

@@ -4,12 +4,14 @@
 #define FSTI_WRITER_H
 
 #include <pthread.h>
+#include <sys/types.h>
 
+#include "coverage.h"
 #include "device/device.h"
+#include "journal.h"
 #include "layout.h"
-#include "stage.h"
-#include "output/output.h"
 #include "save.h"
+#include "stage.h"
 
 /// A tensor of a save.
 typedef struct save_tensor {
@@ -19,8 +21,9 @@ typedef struct save_tensor {
     fst_device device;           ///< whose address `data` is
     uint32_t file, index;        ///< index: in the file's layout
     uint64_t offset, size_bytes; ///< in the file
-    atomic_uint_fast64_t bytes_put;
-    atomic_bool is_mapped; ///< the caller fills it in place
+    bool is_mapped;              ///< the caller fills it in place
+    byte_coverage coverage;      ///< what came, or is coming; under the writer's lock
+    uint64_t bytes_put;          ///< what has come; under the writer's lock
 } save_tensor;
 
 /// A file of a save.
@@ -30,11 +33,19 @@ typedef struct save_file {
     fsti_output *output;
     save_stage *stage; ///< open while bytes come
     bool header_put;
-    bool keeps_hidden; ///< while the index names the hidden one
 } save_file;
 
+typedef enum writer_state {
+    WRITER_OPEN,
+    WRITER_FINISHED,
+    WRITER_COMMITTED,
+    WRITER_FAILED,
+} writer_state;
+
 struct fst_writer {
+    // What does not change once the writer is open.
     fst_save_options options;
+    pid_t owner; ///< a child of this process may close the writer, nothing else
     save_tensor *tensors;
     size_t tensor_count;
     uint32_t *members; ///< tensors, grouped by file, in layout index order
@@ -42,23 +53,53 @@ struct fst_writer {
     char *names;
     save_file *files;
     uint32_t file_count;
-    char *folder, *stem;         ///< of a set
-    fsti_target index_target;    ///< path NULL: no index
-    char **published;            ///< paths for fst_writer_path(), links not followed
-    pthread_mutex_t lock;        ///< counters and progress
+    char *folder, *stem;      ///< of a set; NULL: one file
+    unsigned folders_made;    ///< by opening
+    fsti_target index_target; ///< of a set
+    char **published;         ///< paths for fst_writer_path(), links not followed
+    uint64_t bytes_total, start_ns;
+
+    atomic_int state; ///< writer_state
+    atomic_bool is_cancelled;
+
     pthread_mutex_t stream_lock; ///< the stage that streamed bytes go through
     save_file *stream_file;      ///< whose stage that is
+
+    pthread_mutex_t progress_lock; ///< one call of the callback at a time; taken before `lock`
+    pthread_mutex_t lock;          ///< for what follows
     stage_counts counts;
-    uint64_t bytes_total, bytes_done, start_ns, total_ns, sync_ns;
-    uint64_t sync_count;
-    size_t tensors_done;
-    bool is_finished, is_committed, is_broken;
+    uint64_t bytes_done, total_ns, sync_count, sync_ns;
+    size_t tensors_done, leftover_count;
+    char warning[256];
+
+    save_journal journal; ///< while and after the writer commits
+    fsti_output *interim_index, *final_index;
 };
 
-/// Syncs an output, counted.
-fst_status fsti_save_sync(fst_writer *writer, fsti_output *output, fst_error *error);
+/// FST_E_UNSUPPORTED in a child of the process that opened the writer.
+fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error);
+/// Whether bytes may still come.
+fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error);
+/// FST_E_ARGUMENT that names the tensor.
+fst_status fsti_writer_refuse(const save_tensor *tensor, fst_error *error, const char *why);
 
-/// Puts finished files in place.
-fst_status fsti_save_publish(fst_writer *writer, fst_error *error);
+/// Counts bytes, and asks the caller whether to go on. For stages; `context` is the writer.
+fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *error);
+
+/// The stage of a file, which begins with the header.
+fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error);
+fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_error *error);
+
+/// Syncs an output, counted.
+fst_status fsti_writer_sync(fst_writer *writer, fsti_output *output, fst_error *error);
+
+/// Whether `name` (`size` bytes) is one that a save with that stem gives a file: a shard of any
+/// numbers, the single file, the index.
+bool fsti_save_is_shard(const char *name, size_t size, const char *stem);
+bool fsti_save_is_single(const char *name, size_t size, const char *stem);
+bool fsti_save_is_index(const char *name, size_t size, const char *stem);
+
+/// Removes what killed saves of the writer's targets have left behind.
+void fsti_writer_sweep(fst_writer *writer);
 
 #endif

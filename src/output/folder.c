@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Folders that files are published in.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "output.h"
+
+#define LOCK_WAIT_NS ((uint64_t)30 * 1000000000)
+#define LOCK_PAUSE_NS 5000000
+
+fst_status fsti_folder_sync(const char *folder, fst_error *error) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return fsti_error_errno(error, errno, folder, "opening the folder to sync it");
+    fst_status status = FST_OK;
+    int result, failure = 0;
+    while ((result = fsync(fd)) != 0 && errno == EINTR) continue;
+    if (result != 0) failure = errno;
+    // Some file systems have nothing to sync for folders and say so by EINVAL.
+    if (failure != 0 && failure != EINVAL)
+        status = fsti_error_errno(error, failure, folder, "syncing the folder");
+    close(fd);
+    return status;
+}
+
+/// The end of the folder that holds `path`, which has `size` bytes; 0: the current one.
+static size_t parent_size(const char *path, size_t size) {
+    while (size > 0 && path[size - 1] == '/') size--;
+    while (size > 0 && path[size - 1] != '/') size--;
+    while (size > 1 && path[size - 1] == '/') size--;
+    return size;
+}
+
+static fst_status sync_parent(const char *path, fst_error *error) {
+    size_t size = parent_size(path, strlen(path));
+    char *parent = size == 0 ? fsti_string_copy(".", 1) : fsti_string_copy(path, size);
+    if (parent == NULL) return fsti_error_memory(error, size);
+    fst_status status = fsti_folder_sync(parent, error);
+    fsti_free(parent);
+    return status;
+}
+
+static fst_status make_one(const char *folder, bool durable, unsigned *made_count,
+                           fst_error *error) {
+    struct stat info;
+    if (mkdir(folder, 0777) == 0) {
+        ++*made_count;
+        return durable ? sync_parent(folder, error) : FST_OK;
+    }
+    int failure = errno;
+    if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode)) return FST_OK;
+    return fsti_error_errno(error, failure == EEXIST ? ENOTDIR : failure, folder,
+                            "making the folder");
+}
+
+fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_count,
+                            fst_error *error) {
+    char *path = fsti_string_copy(folder, strlen(folder));
+    *made_count = 0;
+    if (path == NULL) return fsti_error_memory(error, strlen(folder));
+    fst_status status = FST_OK;
+    for (char *at = path + 1; path[0] != '\0' && *at != '\0' && status == FST_OK; at++) {
+        if (*at != '/' || at[-1] == '/') continue;
+        *at = '\0';
+        status = make_one(path, durable, made_count, error);
+        *at = '/';
+    }
+    if (status == FST_OK) status = make_one(path, durable, made_count, error);
+    fsti_free(path);
+    if (status != FST_OK) fsti_folder_unmake(folder, *made_count);
+    return status;
+}
+
+void fsti_folder_unmake(const char *folder, unsigned made_count) {
+    char *path = made_count == 0 ? NULL : fsti_string_copy(folder, strlen(folder));
+    if (path == NULL) return;
+    // From below: those that were made last are the deepest. One that was never reached is not
+    // there, one that holds somebody's files stays.
+    for (size_t size = strlen(path); made_count > 0 && size > 0; size = parent_size(path, size)) {
+        path[size] = '\0';
+        if (rmdir(path) == 0)
+            made_count--;
+        else if (errno != ENOENT)
+            break;
+    }
+    fsti_free(path);
+}
+
+fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {
+    *lock = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*lock < 0) return fsti_error_errno(error, errno, folder, "opening the folder");
+    uint64_t end_ns = fsti_now_ns() + LOCK_WAIT_NS;
+    while (flock(*lock, LOCK_EX | LOCK_NB) != 0) {
+        bool is_held = errno == EWOULDBLOCK;
+        if (is_held && fsti_now_ns() < end_ns) {
+            nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
+            continue;
+        }
+        if (errno == EINTR) continue;
+        close(*lock);
+        *lock = -1;
+        fsti_error_place place = FSTI_NOWHERE;
+        place.file = folder;
+        return is_held ? fsti_error_set(error, FST_E_TIMEOUT, place,
+                                        "another save is being published in the folder")
+                       : FST_OK;
+    }
+    return FST_OK;
+}
+
+void fsti_folder_unlock(int lock) {
+    if (lock < 0) return;
+    flock(lock, LOCK_UN); // also for children that were forked meanwhile
+    close(lock);
+}

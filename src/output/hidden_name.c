@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Hidden names: how files are called until they are published, and how those are found that
+/// nobody will publish any more.
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "output_private.h"
+
+/// A long name of the target's is cut: with ours it must stay within NAME_MAX.
+#define BASE_BYTES_MAX 200u
+#define NUMBER_DIGITS 16u
+#define ENDING ".tmp"
+
+/// Bytes of a name that its hidden name repeats: no character of UTF-8 is cut in two.
+static size_t base_size(const char *name) {
+    size_t size = strlen(name);
+    if (size <= BASE_BYTES_MAX) return size;
+    for (size = BASE_BYTES_MAX; size > 0 && ((unsigned char)name[size] & 0xc0) == 0x80;) size--;
+    return size;
+}
+
+char *fsti_hidden_path(const char *folder, const char *path) {
+    static atomic_uint_fast64_t counter;
+    const char *name = fsti_path_name(path);
+    uint64_t words[3] = {atomic_fetch_add(&counter, 1), fsti_now_ns(), (uint64_t)getpid()};
+    size_t capacity = strlen(folder) + BASE_BYTES_MAX + NUMBER_DIGITS + sizeof ENDING + 4;
+    char *hidden = fsti_alloc(capacity);
+    if (hidden != NULL)
+        snprintf(hidden, capacity, "%s/.%.*s.%016" PRIx64 ENDING, folder, (int)base_size(name),
+                 name, fsti_hash(words, sizeof words, fsti_hash_key()));
+    return hidden;
+}
+
+int fsti_hidden_create(const char *hidden) {
+    int fd = open(hidden, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) return -1;
+    struct stat info;
+    // Between the two calls somebody may have taken it for left over. Without locks nobody does.
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 || fstat(fd, &info) != 0 || info.st_nlink > 0) return fd;
+    close(fd);
+    errno = EAGAIN;
+    return -1;
+}
+
+/// Reads ".BASE.<16 hex digits>.tmp".
+static bool read_name(const char *name, fsti_leftover *out) {
+    size_t size = strlen(name), tail = 1 + NUMBER_DIGITS + strlen(ENDING);
+    if (name[0] != '.' || size < 2 + tail || strcmp(name + size - strlen(ENDING), ENDING) != 0)
+        return false;
+    const char *number = name + size - tail + 1;
+    if (number[-1] != '.') return false;
+    for (unsigned i = 0; i < NUMBER_DIGITS; i++)
+        if (!isxdigit((unsigned char)number[i]) || isupper((unsigned char)number[i])) return false;
+    out->name = name;
+    out->base = name + 1;
+    out->base_size = size - tail - 1;
+    return true;
+}
+
+bool fsti_leftover_is_of(const fsti_leftover *leftover, const char *name) {
+    size_t size = base_size(name);
+    return leftover->base_size == size && memcmp(leftover->base, name, size) == 0;
+}
+
+/// Looks at one entry of a folder.
+static void look_at(int folder, const char *name, fsti_leftover_visit visit, void *context) {
+    fsti_leftover leftover = {.folder = folder};
+    struct stat info;
+    if (!read_name(name, &leftover)) return;
+    int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    // A link that was replaced and kept for a way back: nobody can hold a lock on that.
+    if (fd < 0 && errno == ELOOP) visit(context, &leftover);
+    if (fd < 0) return; // or gone, or not ours to judge
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
+        leftover.size_bytes = (uint64_t)info.st_size;
+        leftover.has_owner = flock(fd, LOCK_EX | LOCK_NB) != 0;
+        visit(context, &leftover);
+    }
+    close(fd);
+}
+
+fst_status fsti_leftovers_visit(const char *folder, fsti_leftover_visit visit, void *context,
+                                fst_error *error) {
+    DIR *directory = opendir(folder);
+    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
+    const struct dirent *entry;
+    errno = 0;
+    while ((entry = readdir(directory)) != NULL) {
+        look_at(dirfd(directory), entry->d_name, visit, context);
+        errno = 0;
+    }
+    int failure = errno;
+    closedir(directory);
+    return failure == 0 ? FST_OK : fsti_error_errno(error, failure, folder, "listing the folder");
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How files that are made get their names, and how names come back.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "output_private.h"
+
+/// What is copied at a time where there are no hard links.
+#define COPY_BYTES ((size_t)1 << 20)
+
+const char *fsti_output_hidden(const fsti_output *output) { return fsti_path_name(output->hidden); }
+
+/// Whether link() says that the file system has no (more) hard links for this file.
+static bool has_no_links(int failure) {
+    return failure == EPERM || failure == EOPNOTSUPP || failure == ENOSYS || failure == EMLINK ||
+           failure == EINVAL || failure == EACCES;
+}
+
+/// A name for the file behind a descriptor: the way that needs no privilege.
+static int link_descriptor(int fd, const char *path) {
+    char from[64];
+    snprintf(from, sizeof from, "/proc/self/fd/%d", fd);
+    return linkat(AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW);
+}
+
+fst_status fsti_output_name(fsti_output *output, fst_error *error) {
+    if (output->has_hidden) return FST_OK;
+    if (link_descriptor(output->fd, output->hidden) != 0)
+        return fsti_error_errno(error, errno, output->hidden, "giving the new file a hidden name");
+    output->has_hidden = true;
+    return FST_OK;
+}
+
+fst_status fsti_output_unname(fsti_output *output, fst_error *error) {
+    if (!output->has_hidden) return FST_OK;
+    output->has_hidden = false;
+    return fsti_path_remove(output->hidden, error);
+}
+
+int fsti_output_is_placed(const fsti_output *output) {
+    struct stat own, there;
+    if (lstat(output->target.path, &there) != 0) return errno == ENOENT ? 0 : -1;
+    if (fstat(output->fd, &own) != 0) return -1;
+    return own.st_dev == there.st_dev && own.st_ino == there.st_ino;
+}
+
+static fst_status rename_to_path(const fsti_output *output, const char *from, fst_error *error) {
+    if (rename(from, output->target.path) == 0) return FST_OK;
+    int failure = errno;
+    // Over a network the answer may be an error for what was done.
+    if (fsti_output_is_placed(output) == 1) return FST_OK;
+    return fsti_error_errno(error, failure, output->target.path, "putting the new file in place");
+}
+
+/// The bytes of the output in a file of their own, with its permissions.
+static fst_status copy_bytes(const fsti_output *output, int to, fst_error *error) {
+    struct stat info;
+    char *block = fsti_alloc(COPY_BYTES);
+    if (block == NULL) return fsti_error_memory(error, COPY_BYTES);
+    bool good = fstat(output->fd, &info) == 0 && fchmod(to, info.st_mode & 07777) == 0;
+    errno = good ? 0 : errno;
+    for (uint64_t at = 0; good && at < output->size_bytes;) {
+        ssize_t got = pread(output->fd, block, COPY_BYTES, (off_t)at);
+        if (got < 0 && errno == EINTR) continue;
+        ssize_t put = got <= 0 ? got : pwrite(to, block, (size_t)got, (off_t)at);
+        if (put < 0 && errno == EINTR) continue;
+        good = put > 0;
+        at += good ? (uint64_t)put : 0;
+    }
+    good = good && (!output->is_durable || fsync(to) == 0);
+    int failure = errno == 0 ? EIO : errno;
+    fsti_free(block);
+    return good ? FST_OK
+                : fsti_error_errno(error, failure, output->target.path, "copying to its place");
+}
+
+static fst_status place_copy(const fsti_output *output, const char *second, fst_error *error) {
+    int fd = fsti_hidden_create(second);
+    if (fd < 0) return fsti_error_errno(error, errno, output->target.path, "making a copy");
+    fst_status status = copy_bytes(output, fd, error);
+    if (status == FST_OK && rename(second, output->target.path) != 0)
+        status = fsti_error_errno(error, errno, output->target.path, "putting a copy in place");
+    if (status != FST_OK) unlink(second);
+    close(fd);
+    return status;
+}
+
+/// A second name of the file goes to the path, the hidden one stays.
+static fst_status place_second(const fsti_output *output, fst_error *error) {
+    char *second = fsti_hidden_path(output->target.folder, output->target.path);
+    if (second == NULL) return fsti_error_memory(error, strlen(output->target.path));
+    fst_status status;
+    if (link(output->hidden, second) == 0) {
+        status = rename_to_path(output, second, error);
+        // rename() of two names of one file does nothing and leaves both.
+        unlink(second);
+    } else if (has_no_links(errno)) {
+        status = place_copy(output, second, error);
+    } else {
+        status = fsti_error_errno(error, errno, output->target.path, "a second name for the file");
+    }
+    fsti_free(second);
+    return status;
+}
+
+fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error) {
+    if (keep_hidden) return place_second(output, error);
+    // Nothing to replace: one step, and no hidden name even for an instant.
+    if (!output->has_hidden && link_descriptor(output->fd, output->target.path) == 0) return FST_OK;
+    FST_TRY(fsti_output_name(output, error));
+    FST_TRY(rename_to_path(output, output->hidden, error));
+    output->has_hidden = false;
+    return FST_OK;
+}
+
+fst_status fsti_path_keep(const char *path, char **kept, fst_error *error) {
+    const char *name = fsti_path_name(path);
+    char *folder =
+        name == path ? fsti_string_copy(".", 1) : fsti_string_copy(path, (size_t)(name - path));
+    *kept = folder == NULL ? NULL : fsti_hidden_path(folder, path);
+    fsti_free(folder);
+    if (*kept == NULL) return fsti_error_memory(error, strlen(path));
+    if (link(path, *kept) == 0) return FST_OK;
+    int failure = errno;
+    fsti_free(*kept);
+    *kept = NULL;
+    if (failure == ENOENT || has_no_links(failure)) return FST_OK;
+    return fsti_error_errno(error, failure, path, "keeping what is there");
+}
+
+fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error) {
+    if (rename(kept, path) != 0) return fsti_error_errno(error, errno, path, "bringing it back");
+    unlink(kept); // there still, where both were names of one file
+    return FST_OK;
+}
+
+fst_status fsti_path_remove(const char *path, fst_error *error) {
+    if (unlink(path) == 0 || errno == ENOENT) return FST_OK;
+    return fsti_error_errno(error, errno, path, "removing");
+}

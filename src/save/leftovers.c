@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What killed saves left behind: hidden files that nobody will publish any more.
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "io/io.h"
+#include "writer.h"
+
+// ---- names that saves give ----
+
+static bool has_stem(const char **name, size_t *size, const char *stem) {
+    size_t stem_size = strlen(stem);
+    if (*size < stem_size || memcmp(*name, stem, stem_size) != 0) return false;
+    *name += stem_size;
+    *size -= stem_size;
+    return true;
+}
+
+static bool is_text(const char *bytes, size_t size, const char *text) {
+    return size == strlen(text) && memcmp(bytes, text, size) == 0;
+}
+
+bool fsti_save_is_shard(const char *name, size_t size, const char *stem) {
+    static const char pattern[] = "-#####-of-#####.safetensors";
+    if (!has_stem(&name, &size, stem) || size != sizeof pattern - 1) return false;
+    for (size_t i = 0; i < size; i++)
+        if (pattern[i] == '#' ? !isdigit((unsigned char)name[i]) : name[i] != pattern[i])
+            return false;
+    return true;
+}
+
+bool fsti_save_is_single(const char *name, size_t size, const char *stem) {
+    return has_stem(&name, &size, stem) && is_text(name, size, ".safetensors");
+}
+
+bool fsti_save_is_index(const char *name, size_t size, const char *stem) {
+    return has_stem(&name, &size, stem) && is_text(name, size, ".safetensors.index.json");
+}
+
+// ---- the next save of the same target ----
+
+/// Whether a hidden file is of this writer's targets.
+static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
+    const char *base = leftover->base;
+    size_t size = leftover->base_size;
+    if (writer->folder == NULL)
+        return fsti_leftover_is_of(leftover, fsti_path_name(writer->files[0].target.path));
+    return fsti_save_is_shard(base, size, writer->stem) ||
+           fsti_save_is_single(base, size, writer->stem) ||
+           fsti_save_is_index(base, size, writer->stem);
+}
+
+static void sweep_one(void *context, const fsti_leftover *leftover) {
+    fst_writer *writer = context;
+    if (leftover->has_owner || !is_own(writer, leftover)) return;
+    if (unlinkat(leftover->folder, leftover->name, 0) != 0) return;
+    writer->leftover_count++;
+    fsti_log(FST_LOG_INFO, "removed %s, which a killed save had left behind", leftover->name);
+}
+
+void fsti_writer_sweep(fst_writer *writer) {
+    const char *folder = writer->folder != NULL ? writer->folder : writer->files[0].target.folder;
+    // The save is done: what can't be swept stays.
+    if (fsti_leftovers_visit(folder, sweep_one, writer, NULL) != FST_OK)
+        fsti_log(FST_LOG_WARNING, "%s could not be searched for leftovers", folder);
+}
+
+// ---- asked for by the user ----
+
+#define INDEX_BYTES_MAX ((uint64_t)1 << 30)
+
+/// Hidden files that an index of the folder leads to: a save was killed while it published.
+typedef struct used_names {
+    const char *folder;
+    fsti_index *indexes;
+    size_t count, capacity;
+} used_names;
+
+static fst_status read_text(const char *path, char **bytes, size_t *byte_count, fst_error *error) {
+    fsti_file *file;
+    FST_TRY(fsti_file_open(path, &file, error));
+    uint64_t size = fsti_file_size(file);
+    fst_status status = FST_OK;
+    *bytes = NULL;
+    if (size > INDEX_BYTES_MAX) status = fsti_error_errno(error, EFBIG, path, "reading the index");
+    if (status == FST_OK) *bytes = fsti_alloc_zeroed(1, size + FSTI_FORMAT_PADDING_BYTES);
+    if (status == FST_OK && *bytes == NULL) status = fsti_error_memory(error, size);
+    if (status == FST_OK) status = fsti_file_read(file, *bytes, size, 0, byte_count, error);
+    fsti_file_unref(file);
+    if (status == FST_OK) return FST_OK;
+    fsti_free(*bytes);
+    return status;
+}
+
+static fst_status read_index(used_names *used, const char *name, fst_error *error) {
+    char path[PATH_MAX];
+    char *bytes;
+    size_t byte_count;
+    int size = snprintf(path, sizeof path, "%s/%s", used->folder, name);
+    if (size < 0 || (size_t)size >= sizeof path)
+        return fsti_error_errno(error, ENAMETOOLONG, name, "reading the index");
+    FST_TRY(read_text(path, &bytes, &byte_count, error));
+    if (!fsti_array_reserve((void **)&used->indexes, &used->capacity, used->count,
+                            sizeof *used->indexes, INT32_MAX)) {
+        fsti_free(bytes);
+        return fsti_error_memory(error, sizeof *used->indexes);
+    }
+    return fsti_index_parse(bytes, byte_count, path, fsti_hash_key(), &used->indexes[used->count++],
+                            error);
+}
+
+static fst_status read_indexes(used_names *used, fst_error *error) {
+    static const char ending[] = ".safetensors.index.json";
+    DIR *directory = opendir(used->folder);
+    if (directory == NULL)
+        return fsti_error_errno(error, errno, used->folder, "opening the folder");
+    fst_status status = FST_OK;
+    const struct dirent *entry;
+    while (status == FST_OK && (errno = 0, entry = readdir(directory)) != NULL) {
+        size_t size = strlen(entry->d_name);
+        if (entry->d_name[0] != '.' && size >= sizeof ending - 1 &&
+            strcmp(entry->d_name + size - (sizeof ending - 1), ending) == 0)
+            status = read_index(used, entry->d_name, error);
+    }
+    if (status == FST_OK && errno != 0)
+        status = fsti_error_errno(error, errno, used->folder, "listing the folder");
+    closedir(directory);
+    return status;
+}
+
+static bool is_used(const used_names *used, const char *name) {
+    for (size_t i = 0; i < used->count; i++)
+        for (size_t f = 0; f < used->indexes[i].file_count; f++)
+            if (strcmp(used->indexes[i].bytes + used->indexes[i].files[f].at, name) == 0)
+                return true;
+    return false;
+}
+
+/// A walk over the leftovers of a folder, or of one file in it.
+typedef struct leftover_walk {
+    used_names used;
+    const char *target; ///< NULL: of any
+    fst_leftover_callback visit;
+    void *context;
+    bool removes;
+    size_t count;
+    uint64_t size_bytes;
+} leftover_walk;
+
+static void walk_one(void *context, const fsti_leftover *leftover) {
+    leftover_walk *walk = context;
+    char path[PATH_MAX];
+    if (walk->target != NULL && !fsti_leftover_is_of(leftover, walk->target)) return;
+    bool in_use = leftover->has_owner || is_used(&walk->used, leftover->name);
+    snprintf(path, sizeof path, "%s/%s", walk->used.folder, leftover->name);
+    fst_leftover told = {.path = path, .size_bytes = leftover->size_bytes, .in_use = in_use};
+    if (walk->visit != NULL) walk->visit(walk->context, &told);
+    if (!walk->removes || in_use || unlinkat(leftover->folder, leftover->name, 0) != 0) return;
+    walk->count++;
+    walk->size_bytes += leftover->size_bytes;
+}
+
+static fst_status walk_leftovers(const char *path, leftover_walk *walk, fst_error *error) {
+    struct stat info;
+    fsti_target target = {0};
+    int lock = -1;
+    walk->used.folder = path;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
+        FST_TRY(fsti_target_find(path, true, &target, error));
+        walk->used.folder = target.folder;
+        walk->target = fsti_path_name(target.path);
+    }
+    // No save publishes meanwhile: what an index leads to does not change.
+    fst_status status = fsti_folder_lock(walk->used.folder, &lock, error);
+    if (status == FST_OK) status = read_indexes(&walk->used, error);
+    if (status == FST_OK) status = fsti_leftovers_visit(walk->used.folder, walk_one, walk, error);
+    fsti_folder_unlock(lock);
+    for (size_t i = 0; i < walk->used.count; i++) fsti_index_clear(&walk->used.indexes[i]);
+    fsti_free(walk->used.indexes);
+    fsti_target_clear(&target);
+    return status;
+}
+
+fst_status fsti_leftovers_list(const char *path, fst_leftover_callback visit, void *context,
+                               fst_error *error) {
+    leftover_walk walk = {.visit = visit, .context = context};
+    return walk_leftovers(path, &walk, error);
+}
+
+fst_status fsti_leftovers_clean(const char *path, size_t *count, uint64_t *size_bytes,
+                                fst_error *error) {
+    leftover_walk walk = {.removes = true};
+    fst_status status = walk_leftovers(path, &walk, error);
+    *count = walk.count;
+    *size_bytes = walk.size_bytes;
+    return status;
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Bytes that the caller brings piece by piece, from any thread.
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "writer.h"
+
+/// Through the page cache, pieces from here on are written at once, without a lock; cut to this
+/// many bytes, so that progress is told in between.
+#define PLAIN_WRITE_BYTES_MIN ((uint64_t)256 << 10)
+#define PLAIN_WRITE_BYTES_MAX ((uint64_t)8 << 20)
+
+fst_status fsti_writer_refuse(const save_tensor *tensor, fst_error *error, const char *why) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.tensor = tensor->name;
+    place.tensor_size = tensor->name_size;
+    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+}
+
+fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error) {
+    if (writer->owner == getpid()) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "the save was opened before fork(): it belongs to the parent");
+}
+
+fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error) {
+    FST_TRY(fsti_writer_check_owner(writer, error));
+    int state = atomic_load(&writer->state);
+    if (state == WRITER_OPEN) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the save %s",
+                          state == WRITER_FAILED ? "has failed" : "is finished");
+}
+
+fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *error) {
+    fst_writer *writer = context;
+    const fst_save_options *options = &writer->options;
+    int stop = 0;
+    if (options->progress != NULL) pthread_mutex_lock(&writer->progress_lock);
+    pthread_mutex_lock(&writer->lock);
+    writer->bytes_done += size_bytes;
+    uint64_t done = writer->bytes_done;
+    size_t tensors_done = writer->tensors_done;
+    pthread_mutex_unlock(&writer->lock);
+    if (options->progress != NULL) {
+        stop = options->progress(options->progress_context, done, writer->bytes_total, tensors_done,
+                                 writer->tensor_count);
+        pthread_mutex_unlock(&writer->progress_lock);
+    }
+    if (stop == 0 && !atomic_load(&writer->is_cancelled)) return FST_OK;
+    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
+}
+
+fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error) {
+    stage_options options = {.promise = writer->options.promise,
+                             .engine = writer->options.engine,
+                             .file_bytes = file->layout.file_bytes,
+                             .report = fsti_writer_report,
+                             .report_context = writer};
+    if (file->stage == NULL) FST_TRY(fsti_stage_open(file->output, &options, &file->stage, error));
+    if (file->header_put) return FST_OK;
+    file->header_put = true;
+    return fsti_stage_put(file->stage, 0, file->layout.header, file->layout.header_bytes, true,
+                          error);
+}
+
+fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_error *error) {
+    if (file->stage == NULL) return FST_OK;
+    fst_status status = fsti_stage_drain(file->stage, error);
+    pthread_mutex_lock(&writer->lock);
+    fsti_stage_close(file->stage, &writer->counts);
+    pthread_mutex_unlock(&writer->lock);
+    file->stage = NULL;
+    return status;
+}
+
+static bool goes_through_cache(const fst_writer *writer) {
+    fst_save_engine engine = writer->options.engine;
+    return engine == FST_SAVE_ENGINE_BUFFERED ||
+           (engine == FST_SAVE_ENGINE_AUTO && writer->options.promise == FST_SAVE_QUICK);
+}
+
+static fst_status write_plainly(fst_writer *writer, save_file *file, uint64_t offset,
+                                const char *data, uint64_t size, fst_error *error) {
+    uint64_t count = 0;
+    for (uint64_t done = 0; done < size; count++) {
+        uint64_t piece = fsti_min(size - done, PLAIN_WRITE_BYTES_MAX);
+        FST_TRY(fsti_output_write(file->output, data + done, piece, offset + done, error));
+        FST_TRY(fsti_writer_report(writer, piece, error));
+        done += piece;
+    }
+    pthread_mutex_lock(&writer->lock);
+    writer->counts.bytes_written += size;
+    writer->counts.write_count += count;
+    pthread_mutex_unlock(&writer->lock);
+    return FST_OK;
+}
+
+/// One stage at a time: a caller that jumps between files would else hold slots for each.
+static fst_status write_staged(fst_writer *writer, save_file *file, uint64_t offset,
+                               const char *data, uint64_t size, fst_error *error) {
+    pthread_mutex_lock(&writer->stream_lock);
+    fst_status status = FST_OK;
+    if (writer->stream_file != NULL && writer->stream_file != file)
+        status = fsti_writer_close_stage(writer, writer->stream_file, error);
+    writer->stream_file = file;
+    if (status == FST_OK) status = fsti_writer_open_stage(writer, file, error);
+    if (status == FST_OK) status = fsti_stage_put(file->stage, offset, data, size, false, error);
+    pthread_mutex_unlock(&writer->stream_lock);
+    return status;
+}
+
+/// Notes that bytes of a tensor come now: each of them once.
+static fst_status claim(fst_writer *writer, save_tensor *tensor, byte_range range,
+                        fst_error *error) {
+    byte_range twice;
+    pthread_mutex_lock(&writer->lock);
+    fst_status status = fsti_coverage_claim(&tensor->coverage, range, &twice);
+    pthread_mutex_unlock(&writer->lock);
+    if (status == FST_OK) return FST_OK;
+    if (status == FST_E_NO_MEMORY) return fsti_error_memory(error, sizeof range);
+    fsti_error_place place = FSTI_NOWHERE;
+    place.tensor = tensor->name;
+    place.tensor_size = tensor->name_size;
+    return fsti_error_set(error, FST_E_ARGUMENT, place,
+                          "bytes %" PRIu64 " to %" PRIu64 " of the tensor were written before",
+                          twice.begin, twice.end);
+}
+
+fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t offset,
+                             const void *data, size_t size_bytes, fst_error *error) {
+    save_tensor *tensor = &writer->tensors[tensor_index];
+    save_file *file = &writer->files[tensor->file];
+    FST_TRY(fsti_writer_check_open(writer, error));
+    if (tensor->data != NULL)
+        return fsti_writer_refuse(tensor, error, "the tensor came with its data");
+    if (offset > tensor->size_bytes || size_bytes > tensor->size_bytes - offset)
+        return fsti_writer_refuse(tensor, error, "more bytes than the tensor has");
+    if (size_bytes == 0) return FST_OK;
+    FST_TRY(claim(writer, tensor, (byte_range){offset, offset + size_bytes}, error));
+    uint64_t place = tensor->offset + offset;
+    fst_status status = goes_through_cache(writer) && size_bytes >= PLAIN_WRITE_BYTES_MIN
+                            ? write_plainly(writer, file, place, data, size_bytes, error)
+                            : write_staged(writer, file, place, data, size_bytes, error);
+    if (status != FST_OK) {
+        atomic_store(&writer->state, WRITER_FAILED); // nobody knows what of it is in the file
+        return status;
+    }
+    pthread_mutex_lock(&writer->lock);
+    tensor->bytes_put += size_bytes;
+    writer->tensors_done += tensor->bytes_put == tensor->size_bytes;
+    pthread_mutex_unlock(&writer->lock);
+    return FST_OK;
+}
+
+fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, fst_error *error) {
+    save_tensor *tensor = &writer->tensors[tensor_index];
+    char *mapping;
+    FST_TRY(fsti_writer_check_open(writer, error));
+    if (tensor->data != NULL)
+        return fsti_writer_refuse(tensor, error, "the tensor came with its data");
+    if (!tensor->is_mapped)
+        FST_TRY(claim(writer, tensor, (byte_range){0, tensor->size_bytes}, error));
+    // Only one call at a time besides writes, which look at the claim.
+    tensor->is_mapped = true;
+    FST_TRY(fsti_output_map(writer->files[tensor->file].output, &mapping, error));
+    *out = mapping + tensor->offset;
+    return FST_OK;
+}
+
+void fsti_writer_cancel(fst_writer *writer) { atomic_store(&writer->is_cancelled, true); }

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Every system call of a save fails once, for good, or is the last one of the process; with every
+/// error that it can have, in every kind of save. Whatever happens: opening the path gives the old
+/// model, whole, or the new one, whole, or (where there was none) an error; the status says which;
+/// and the next save leaves just its own files.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "check.h"
+#include "fastsafetensors.h"
+#include "fault_calls.h"
+#include "fixture.h"
+#include "io/io.h"
+
+#define TENSOR_COUNT 4u
+#define TENSOR_BYTES 64u
+
+enum { NO_MODEL = 0, NOT_WHOLE = -1, OLD_MODEL = 'o', NEW_MODEL = 'n' };
+
+static char root[256]; ///< in memory where that can be had: thousands of saves are synced here
+
+static const char *at(const char *name) {
+    static char paths[4][512];
+    static unsigned turn;
+    char *path = paths[turn++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", root, name);
+    return path;
+}
+
+static void clear_folder(const char *path) {
+    DIR *folder = opendir(path);
+    const struct dirent *entry;
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        unlinkat(dirfd(folder), entry->d_name, 0);
+    }
+    if (folder != NULL) closedir(folder);
+}
+
+static int entry_count(const char *path) {
+    DIR *folder = opendir(path);
+    int count = folder == NULL ? 0 : -2;
+    while (folder != NULL && readdir(folder) != NULL) count++;
+    if (folder != NULL) closedir(folder);
+    return count;
+}
+
+/// Saves tensors that hold `value`: to a file (0 files), or a folder of so many.
+static fst_status save_model(const char *path, uint32_t file_count, char value,
+                             fst_save_promise promise, fst_error *error) {
+    static const uint64_t shape[] = {TENSOR_BYTES};
+    static const char *const names[] = {"a", "b", "c", "d"};
+    char data[TENSOR_BYTES];
+    memset(data, value, sizeof data);
+    fst_save_tensor tensors[TENSOR_COUNT];
+    for (uint32_t i = 0; i < TENSOR_COUNT; i++)
+        tensors[i] = (fst_save_tensor){.name = names[i],
+                                       .name_size = 1,
+                                       .dtype = FST_DTYPE_U8,
+                                       .rank = 1,
+                                       .shape = shape,
+                                       .data = data,
+                                       .file_index = file_count > 0 ? i % file_count : 0};
+    fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+    options.promise = promise;
+    options.file_count = file_count;
+    options.thread_count = 1; // calls come in the same order every time
+    return fst_save(path, tensors, TENSOR_COUNT, &options, NULL, error);
+}
+
+/// The model that a path leads to.
+static int model_at(const char *path) {
+    fst_model *model;
+    fst_loader *loader;
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    options.mode = FST_MODE_LOAD;
+    options.engine = FST_ENGINE_PREAD;
+    options.thread_count = 1;
+    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return NO_MODEL;
+    int found = fst_model_tensor_count(model) == TENSOR_COUNT ? NO_MODEL : NOT_WHOLE;
+    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) found = NOT_WHOLE;
+    for (fst_tensor *tensor; found != NOT_WHOLE;) {
+        fst_tensor_view view;
+        fst_status status = fst_loader_next(loader, -1, &tensor, NULL);
+        if (status == FST_END) break;
+        if (status != FST_OK || fst_tensor_view_get(tensor, &view, NULL) != FST_OK)
+            return NOT_WHOLE;
+        for (uint64_t i = 0; i < view.size_bytes; i++) {
+            int value = ((const char *)view.data)[i];
+            if (found == NO_MODEL) found = value;
+            if (found != value) found = NOT_WHOLE;
+        }
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return found;
+}
+
+// ---- kinds of saves ----
+
+/// What was there, and what is saved: file counts as for save_model().
+typedef struct save_kind {
+    const char *name;
+    int old_files; ///< -1: nothing
+    uint32_t new_files;
+    void (*prepare)(void); ///< changes what is there
+    int entries;           ///< files afterwards
+} save_kind;
+
+static void drop_index(void) { unlink(at("set/model.safetensors.index.json")); }
+
+static void add_another(void) {
+    // A model of another name without an index: with it, and without the set, the folder is whole.
+    drop_index();
+    rename(at("set/model.safetensors"), at("set/other.safetensors"));
+}
+
+static void fold_set(void) {
+    // As a kill in the middle of a publication leaves it: the index leads to hidden names.
+    fault_plan plan = {FAULT_KILL, 0, 0, false, NULL};
+    for (long nth = 1; nth < 1000; nth++) {
+        pid_t child = fork();
+        if (child == 0) {
+            plan.nth = nth;
+            fault_calls_begin(&plan);
+            (void)!save_model(at("set"), 3, OLD_MODEL, FST_SAVE_QUICK, NULL);
+            _exit(0);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        int hidden = entry_count(at("set"));
+        if (hidden >= 10 || status == 0) break;
+    }
+}
+
+static void make_links(void) {
+    // As a cache of downloads has it: names that lead to a store.
+    static const char *const names[] = {
+        "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors", "model.safetensors.index.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char from[512], to[512];
+        snprintf(from, sizeof from, "%s/%s", at("set"), names[i]);
+        snprintf(to, sizeof to, "%s/%zu", at("store"), i);
+        rename(from, to);
+        (void)!symlink(to, from);
+    }
+}
+
+static const save_kind kinds[] = {
+    {"a file over nothing", -1, 0, NULL, 1},
+    {"a file over a file", 0, 0, NULL, 1},
+    {"a set over nothing", -1, 3, NULL, 4},
+    {"a set over a set of the same names", 3, 3, NULL, 4},
+    {"a set over more shards", 4, 2, NULL, 3},
+    {"a set over fewer shards", 2, 4, NULL, 5},
+    {"a set over a single file", 1, 3, NULL, 4},
+    {"a single file over a set", 3, 1, NULL, 1},
+    {"a single file over a single file", 1, 1, NULL, 1},
+    {"a set over shards without an index", 3, 3, drop_index, 4},
+    {"a single file over shards without an index", 3, 1, drop_index, 1},
+    {"a set beside a model of another name", 1, 3, add_another, 5},
+    {"a set over one that a kill left half published", 3, 3, fold_set, 4},
+    {"a set over links to a store", 3, 3, make_links, 4},
+};
+#define KIND_COUNT (sizeof kinds / sizeof *kinds)
+
+static const char *target_of(const save_kind *kind) {
+    return at(kind->new_files == 0 ? "set/model.safetensors" : "set");
+}
+
+/// The old model, made once: files of it get second names where they are wanted, for a save never
+/// changes a file that is there.
+static bool make_old(const save_kind *kind) {
+    clear_folder(at("set"));
+    clear_folder(at("store"));
+    clear_folder(at("old"));
+    if (kind->old_files < 0) return true;
+    mkdir(at("set"), 0700);
+    const char *path = at(kind->old_files == 0 ? "set/model.safetensors" : "set");
+    if (save_model(path, (uint32_t)kind->old_files, OLD_MODEL, FST_SAVE_QUICK, NULL) != FST_OK)
+        return false;
+    if (kind->prepare != NULL) kind->prepare();
+    if (model_at(target_of(kind)) != OLD_MODEL) return false;
+    rmdir(at("old"));
+    return rename(at("set"), at("old")) == 0;
+}
+
+static void put_old(const save_kind *kind) {
+    clear_folder(at("set"));
+    rmdir(at("set"));
+    if (kind->old_files < 0 && kind->new_files > 0) return; // saving makes the folder
+    mkdir(at("set"), 0700);
+    DIR *from = opendir(at("old")), *to = opendir(at("set"));
+    const struct dirent *entry;
+    while (from != NULL && to != NULL && (entry = readdir(from)) != NULL)
+        (void)!linkat(dirfd(from), entry->d_name, dirfd(to), entry->d_name, 0);
+    if (from != NULL) closedir(from);
+    if (to != NULL) closedir(to);
+}
+
+/// How file systems differ.
+static const struct {
+    const char *name;
+    unsigned hidden;
+    bool no_links;
+} systems[] = {
+    {"all that Linux has", 0, false},
+    {"no O_TMPFILE", FSTI_IO_HIDE_TMPFILE, false},
+    {"no hard links", FSTI_IO_HIDE_TMPFILE, true},
+    {"no /proc", FSTI_IO_HIDE_PROC, false},
+};
+#define SYSTEM_COUNT (sizeof systems / sizeof *systems)
+
+// ---- one fault ----
+
+typedef struct fault_case {
+    const save_kind *kind;
+    size_t system;
+    fst_save_promise promise;
+    fault_plan plan;
+} fault_case;
+
+static long case_count, new_count, old_count, none_count;
+
+/// Saves under the fault; the status, or -1 of a killed process.
+static int save_under_fault(const fault_case *fault, fault_report *report, fst_error *error) {
+    const char *path = target_of(fault->kind);
+    uint32_t files = fault->kind->new_files;
+    pid_t child = fault->plan.kind == FAULT_KILL ? fork() : -1;
+    if (child > 0) {
+        int status;
+        waitpid(child, &status, 0);
+        *report = (fault_report){.failed = WEXITSTATUS(status) == 9 ? "kill" : NULL};
+        return WEXITSTATUS(status) == 9 ? -1 : FST_OK;
+    }
+    fsti_io_hide(systems[fault->system].hidden);
+    fault_calls_begin(&fault->plan);
+    fst_status status = save_model(path, files, NEW_MODEL, fault->promise, error);
+    *report = fault_calls_end();
+    fsti_io_hide(0);
+    if (child == 0) _exit(status == FST_OK ? 0 : 1);
+    return (int)status;
+}
+
+/// Whether what is there now is what the outcome says. Words of a wrong one, or NULL.
+static const char *judge(const fault_case *fault, int status, const fst_error *error) {
+    bool had_old = fault->kind->old_files >= 0;
+    int found = model_at(target_of(fault->kind));
+    new_count += found == NEW_MODEL;
+    old_count += found == OLD_MODEL;
+    none_count += found == NO_MODEL;
+    if (found == NOT_WHOLE) return "a model that is not whole opens";
+    if (found == NO_MODEL && had_old) return "neither the old model nor the new one";
+    if (status == FST_OK && found != NEW_MODEL) return "saved, but the new model is not there";
+    if (status > FST_OK && (error->message[0] == '\0' || error->file[0] == '\0'))
+        return "an error without words or file";
+    // Two failures, the second while taking back: the message tells, and the new one is whole.
+    bool could_not_undo = status > FST_OK && strstr(error->message, "taking back") != NULL;
+    if (status > FST_OK && found == NEW_MODEL && !could_not_undo)
+        return "an error, but the old model is gone";
+    if (could_not_undo && fault->plan.kind == FAULT_ONCE && !systems[fault->system].no_links)
+        return "one failure, and it could not be undone";
+    if (fault->plan.kind == FAULT_ONCE && status > FST_OK && !had_old && !could_not_undo &&
+        entry_count(at("set")) > 0)
+        return "a save over nothing failed and left something";
+    return NULL;
+}
+
+/// True while the n-th call exists.
+static bool try_fault(const fault_case *fault, fault_report *report) {
+    static unsigned tries;
+    fst_error error = {0};
+    put_old(fault->kind);
+    int status = save_under_fault(fault, report, &error);
+    const char *wrong = judge(fault, status, &error);
+    if (wrong == NULL && tries++ % 3 == 0) {
+        const save_kind *kind = fault->kind;
+        fst_status next =
+            save_model(target_of(kind), kind->new_files, NEW_MODEL, FST_SAVE_QUICK, &error);
+        if (next != FST_OK || model_at(target_of(kind)) != NEW_MODEL)
+            wrong = "the next save fails";
+        else if (entry_count(at("set")) != kind->entries)
+            wrong = "the next save does not tidy up";
+    }
+    case_count++;
+    if (wrong != NULL)
+        check_fail(__FILE__, __LINE__, "%s, %s, %s, fault %d at call %ld (%s, error %u): %s; %s",
+                   fault->kind->name, systems[fault->system].name,
+                   fault->promise == FST_SAVE_DURABLE ? "durable" : "quick", (int)fault->plan.kind,
+                   fault->plan.nth, report->failed == NULL ? "none" : report->failed,
+                   fault->plan.errno_index, wrong, error.message);
+    return wrong == NULL && report->failed != NULL;
+}
+
+static void try_kind(fault_kind how, const save_kind *kind, size_t system,
+                     fst_save_promise promise) {
+    fault_case fault = {kind, system, promise, {how, 1, 0, systems[system].no_links, NULL}};
+    fault_report report = {0};
+    for (;; fault.plan.nth++) {
+        fault.plan.errno_index = 0;
+        do {
+            if (!try_fault(&fault, &report)) {
+                if (report.failed == NULL && fault.plan.nth < 10)
+                    check_fail(__FILE__, __LINE__, "%s: hardly any calls", kind->name);
+                return;
+            }
+        } while (how == FAULT_ONCE && ++fault.plan.errno_index < report.errno_count);
+    }
+}
+
+static void make_root(void) {
+    snprintf(root, sizeof root, "/dev/shm/fst-publish-%d", (int)getpid());
+    if (mkdir(root, 0700) != 0) {
+        snprintf(root, sizeof root, "%s", fixture_path("publish"));
+        mkdir(root, 0700);
+    }
+    mkdir(at("store"), 0700);
+    mkdir(at("old"), 0700);
+}
+
+static void drop_root(void) {
+    clear_folder(at("set"));
+    clear_folder(at("store"));
+    clear_folder(at("old"));
+    rmdir(at("set"));
+    rmdir(at("store"));
+    rmdir(at("old"));
+    rmdir(root);
+}
+
+static void try_all(fault_kind how) {
+    make_root();
+    case_count = new_count = old_count = none_count = 0;
+    for (size_t k = 0; k < KIND_COUNT && !check_failed; k++) {
+        if (!make_old(&kinds[k])) check_fail(__FILE__, __LINE__, "%s: no old model", kinds[k].name);
+        for (size_t s = 0; s < SYSTEM_COUNT && !check_failed; s++)
+            for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT && !check_failed; promise++)
+                try_kind(how, &kinds[k], s, (fst_save_promise)promise);
+    }
+    printf("# %ld cases: the new model %ld times, the old one %ld, none where none was %ld\n",
+           case_count, new_count, old_count, none_count);
+    drop_root();
+}
+
+TEST(every_call_fails_once)
+{
+    try_all(FAULT_ONCE);
+}
+TEST(every_call_and_all_later_ones_fail)
+{
+    try_all(FAULT_FOREVER);
+}
+TEST(a_kill_before_every_call)
+{
+    try_all(FAULT_KILL);
+}
