@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door: `make demo` and `make test` do all their own set-up, in .venv and build/ only.
-# Meson (meson.build) is the build; this file only calls it.
+# Meson (meson.build) is the build; this file only calls it. `make help` tells what there is.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,30 +11,66 @@ SOURCES := $(shell find src include python cli man meson.build meson_options.txt
 	README.md -type f -not -name '*.pyc' 2>/dev/null)
 SECONDS_FUZZ := $(or $(SECONDS),60)
 
-.PHONY: all demo test unittest lint install install-test dist bench fuzz coverage soak gpu-check valgrind sanitize-python test-aarch64 clean help
+# Building and installing want meson (1.3 or newer) and ninja, nothing else: those of the system
+# where there are some, else from PyPI into .venv.
+SYSTEM_MESON := $(shell command -v ninja > /dev/null 2>&1 && command -v meson 2> /dev/null)
+MESON_VERSION := $(if $(SYSTEM_MESON),$(shell $(SYSTEM_MESON) --version 2> /dev/null))
+MESON_GOOD := $(if $(MESON_VERSION),$(shell printf '%s\n' 1.3 "$(MESON_VERSION)" | sort -VC && echo yes))
+ifeq ($(MESON_GOOD),yes)
+MESON := $(SYSTEM_MESON)
+BUILD_READY :=
+else
+MESON := $(BIN)/meson
+BUILD_READY := $(VENV)/.build-ready
+endif
 
-all: $(RELEASE)/build.ninja
-	@$(BIN)/ninja -C $(RELEASE)
+.PHONY: all demo test unittest lint install install-test uninstall dist docs bench fuzz coverage soak gpu-check valgrind sanitize-python test-aarch64 clean help
 
-help:
-	@echo "make demo | test | lint | install [PREFIX=DIR] | install-test | dist | bench | fuzz | coverage | soak | gpu-check"
+all: $(RELEASE)/build.ninja ## build the library, the command and the tests into build/release
+	@$(MESON) compile -C $(RELEASE)
+
+help: ## this list
+	@echo "make TARGET; what it makes goes to build/ and .venv/ only"
+	@sed -n 's/^\([a-z][a-z0-9-]*\)[^:=]*:[^#=]*## \(.*\)/\1|\2/p' Makefile | sort -u | \
+		awk -F'|' '{ printf "  %-16s %s\n", $$1, $$2 }'
 
 # ---- set-up, each step once ----
 
 $(VENV)/.build-ready: tools/requirements-build.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV): build tools"
+	@echo "setting up $(VENV): build tools (10 MB)"
 	@$(PIP) install -r tools/requirements-build.txt
 	@touch $@
 
 $(VENV)/.test-ready: tools/requirements-test.txt $(VENV)/.build-ready
-	@echo "setting up $(VENV): test tools"
+	@echo "setting up $(VENV): test tools and torch (0.2 to 3 GB: torch's size depends on the platform)"
 	@$(PIP) install -r tools/requirements-test.txt
 	@touch $@
 
-$(RELEASE)/build.ninja: $(VENV)/.build-ready
+# The heavy integrations: jax, transformers, diffusers, peft, clang-tidy.
+$(VENV)/.test-all-ready: tools/requirements-test-all.txt $(VENV)/.test-ready
+	@echo "setting up $(VENV): the frameworks of the integrations (1 GB more)"
+	@$(PIP) install -r tools/requirements-test-all.txt
+	@touch $@
+
+$(VENV)/.demo-ready: tools/requirements-demo.txt $(VENV)/.build-ready
+	@echo "setting up $(VENV): torch (0.2 to 3 GB: its size depends on the platform)"
+	@$(PIP) install -r tools/requirements-demo.txt
+	@touch $@
+
+$(VENV)/.dist-ready: tools/requirements-dist.txt $(VENV)/.build-ready
+	@echo "setting up $(VENV): what builds packages (a compiler, 100 MB)"
+	@$(PIP) install -r tools/requirements-dist.txt
+	@touch $@
+
+$(VENV)/.docs-ready: tools/requirements-docs.txt $(VENV)/.build-ready
+	@echo "setting up $(VENV): what builds the documents"
+	@$(PIP) install -r tools/requirements-docs.txt
+	@touch $@
+
+$(RELEASE)/build.ninja: | $(BUILD_READY)
 	@mkdir -p build
-	@$(BIN)/meson setup $(RELEASE) > build/setup.log 2>&1 || { cat build/setup.log; exit 1; }
+	@$(MESON) setup $(RELEASE) > build/setup.log 2>&1 || { cat build/setup.log; exit 1; }
 
 # The package, built from the sources as they are now.
 $(VENV)/.package-ready: $(VENV)/.build-ready $(SOURCES)
@@ -44,72 +80,74 @@ $(VENV)/.package-ready: $(VENV)/.build-ready $(SOURCES)
 
 # ---- what people ask for ----
 
-demo: all $(VENV)/.test-ready $(VENV)/.package-ready
+demo: all $(VENV)/.demo-ready $(VENV)/.package-ready ## load a published model from C, shell and Python, and check every byte
 	@$(BIN)/python tools/demo.py
 
-test unittest: $(VENV)/.test-ready $(VENV)/.package-ready
-	@$(BIN)/python tools/run_tests.py $(if $(SANITIZE),--sanitize --tsan)
+test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready ## all fast tests; ALL=1: with every integration; SANITIZE=1: C under sanitizers
+	@$(BIN)/python tools/run_tests.py $(if $(ALL),--all) $(if $(SANITIZE),--sanitize --tsan)
 
-# Python tests with the extension under the sanitizers.
-sanitize-python: $(VENV)/.test-ready
+sanitize-python: $(VENV)/.test-ready ## Python tests with the extension under the sanitizers
 	@$(BIN)/python tools/sanitize_python.py $(TESTS)
 
-# Some of the C tests under valgrind, which must be installed.
-valgrind: $(VENV)/.build-ready
+valgrind: $(VENV)/.build-ready ## some of the C tests under valgrind, which must be installed
 	@$(BIN)/python tools/run_tests.py --valgrind
 
-lint: $(VENV)/.test-ready $(VENV)/.package-ready
-	@$(BIN)/python tools/run_tests.py --only lint
+lint: $(VENV)/.test-all-ready $(VENV)/.package-ready ## style, layers, types, clang-tidy, analyzer
+	@$(BIN)/python tools/run_tests.py --all --only lint
 
-# With PREFIX: library, command, headers, pkg-config file and man pages under it.
+# With PREFIX: library, command, headers, pkg-config and CMake files, man pages, completions.
 # Without: the Python package into the active environment.
 ifdef PREFIX
-install: $(VENV)/.build-ready
+install: $(BUILD_READY) ## PREFIX=DIR: library, command, headers, man pages; without: the Python package
 	@mkdir -p build
-	@$(BIN)/meson setup build/install --wipe --prefix "$(abspath $(PREFIX))" -Dtests=false > build/install-setup.log 2>&1 \
-		|| $(BIN)/meson setup build/install --prefix "$(abspath $(PREFIX))" -Dtests=false > build/install-setup.log 2>&1 \
-		|| { cat build/install-setup.log; exit 1; }
-	@$(BIN)/meson install -C build/install
+	@{ $(MESON) setup build/install --wipe --prefix "$(abspath $(PREFIX))" --libdir lib -Dtests=false || \
+		$(MESON) setup build/install --prefix "$(abspath $(PREFIX))" --libdir lib -Dtests=false; } \
+		> build/install-setup.log 2>&1 || { cat build/install-setup.log; exit 1; }
+	@$(MESON) compile -C build/install > build/install.log 2>&1 || { cat build/install.log; exit 1; }
+	@$(MESON) install -C build/install --no-rebuild $(if $(DESTDIR),--destdir "$(DESTDIR)") --quiet
+	@sh tools/say_installed.sh "$(abspath $(PREFIX))" "$(DESTDIR)"
 else
 install:
 	$(PYTHON) -m pip install .
 endif
 
-# The package and what its tests need, into the active environment; no GPU or torch headers.
-install-test:
+uninstall: ## remove what the last `make install PREFIX=DIR` installed
+	@test -f build/install/meson-logs/install-log.txt || \
+		{ echo "build/install has no record of an installation: run make install PREFIX=DIR first"; exit 1; }
+	@ninja -C build/install uninstall > build/uninstall.log 2>&1 || $(BIN)/ninja -C build/install uninstall > build/uninstall.log 2>&1 || \
+		{ cat build/uninstall.log; exit 1; }
+	@echo "removed what build/install/meson-logs/install-log.txt lists"
+
+install-test: ## the Python package and what its tests need, into the active environment
 	$(PYTHON) -m pip install . -r tools/requirements-test.txt
 
-dist: $(VENV)/.test-ready
-	@$(BIN)/python -m build --no-isolation --skip-dependency-check --outdir dist .
-	@$(BIN)/python -m wheel tags --remove --python-tag cp310 dist/*-linux_*.whl > /dev/null
-	@PATH="$(BIN):$$PATH" $(BIN)/auditwheel repair --plat auto --wheel-dir dist dist/*-linux_*.whl > build/auditwheel.log 2>&1
-	@rm -f dist/*-cp310-abi3-linux_*.whl
-	@ls -l dist
+dist: $(VENV)/.dist-ready ## sdist and manylinux_2_28 wheels for x86-64 and aarch64, into dist/
+	@$(BIN)/python tools/make_dist.py $(foreach arch,$(ARCH),--arch $(arch))
 
-bench: all $(VENV)/.test-ready $(VENV)/.package-ready
+docs: $(VENV)/.docs-ready $(VENV)/.package-ready ## the documents as a site, into build/site
+	@$(BIN)/python tools/make_docs.py
+
+bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1
 	@$(BIN)/python -m fastsafetensors.bench$(if $(SAVE),_save,$(if $(LAYERS),_layers)) $(BENCH_ARGS)
 
-fuzz: $(VENV)/.build-ready
+fuzz: $(VENV)/.build-ready ## every fuzz target for SECONDS=60 (clang)
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)
 
-# Lines and branches of src/ that the C tests reach; the report goes to build/coverage.
-coverage: $(VENV)/.build-ready
+coverage: $(VENV)/.build-ready ## lines and branches of src/ that the C tests reach, into build/coverage
 	@$(PIP) install gcovr
 	@$(BIN)/python tools/measure_coverage.py
 
-# Thousands of loads and saves in one process: memory and descriptors stay level.
-soak: $(VENV)/.test-ready $(VENV)/.package-ready
+soak: $(VENV)/.test-ready $(VENV)/.package-ready ## thousands of loads and saves: memory and descriptors stay level
 	@$(BIN)/python tools/soak.py $(SOAK_ARGS)
 
-# The GPU's suite and benchmark on a machine that has one, without network; reports go to OUT
-# (build/gpu-check). What can be built is built first; where nothing can, what is built is used.
-gpu-check:
-	@if test -x $(BIN)/meson || test ! -x $(RELEASE)/cli/fastsafetensors; then $(MAKE) -s all; fi
+# On a machine without network: what can be built is built first; where nothing can, what is built
+# is used. Reports go to OUT (build/gpu-check).
+gpu-check: ## the GPU's suite, benchmark and verdict, on a machine that has one
+	@if test -n "$(MESON_GOOD)" || test -x $(BIN)/meson || test ! -x $(RELEASE)/cli/fastsafetensors; then $(MAKE) -s all; fi
 	@$(PYTHON) tools/gpu_check.py --build $(RELEASE) $(if $(OUT),--out "$(OUT)") $(GPU_ARGS)
 
-# The C tests cross-built for aarch64 and run under qemu; skipped by name without the tools.
-test-aarch64: $(VENV)/.build-ready
+test-aarch64: $(VENV)/.build-ready ## the C tests cross-built for aarch64, under qemu
 	@$(BIN)/python tools/test_aarch64.py
 
-clean:
+clean: ## remove build/, dist/ and .venv/
 	rm -rf build dist $(VENV)

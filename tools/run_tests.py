@@ -103,7 +103,7 @@ def c_suite(kind: str) -> Counter[str]:
         options += [f"-Db_sanitize={sanitizers}", "-Db_lundef=false", "-Dbuildtype=debugoptimized"]
     if kind == "valgrind":
         what = "under valgrind"
-    print(f"C {what}".strip())
+    print(f"C {what}".strip(), flush=True)
     folder = build_folder(kind if kind in SANITIZERS else "test", options)
     if folder is None:
         return Counter(failed=1)
@@ -119,15 +119,16 @@ def c_suite(kind: str) -> Counter[str]:
     return counts
 
 
-def python_suite() -> Counter[str]:
-    """Run pytest: the package, the command, the installed library, the tools themselves."""
-    print("Python")
+def python_suite(everything: bool) -> Counter[str]:
+    """Run pytest: the package, the command, the installed library, the tools themselves.
+
+    Its dots are the progress that is seen.
+    """
+    print("Python" + (" with every integration" if everything else ""), flush=True)
     report = ROOT / "build/pytest.xml"
     report.unlink(missing_ok=True)
-    done = run([sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider"],
-               capture_output=True)
-    if done.returncode:
-        print(done.stdout[-15000:], done.stderr[-3000:])
+    done = run([sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider",
+                "--tb=short", *(["--all"] if everything else [])])
     counts = count_junit(report) if report.exists() else Counter()
     if done.returncode and not counts["failed"]:
         counts["failed"] = 1
@@ -142,22 +143,27 @@ def tracked(*patterns: str) -> list[str]:
                   if p.relative_to(ROOT).parts[0] not in hidden)
 
 
-def lint_suite() -> Counter[str]:
-    """Run each check of style and structure; a tool that is missing is a skip with its name."""
-    print("lint")
+def lint_suite(everything: bool) -> Counter[str]:
+    """Run each check of style and structure; a tool that is missing is a skip with its name.
+
+    Those that compile or check everything once more are left to `make test ALL=1`.
+    """
+    print("lint", flush=True)
     checks: list[tuple[str, list[str]]] = [
         ("layers", [sys.executable, "tools/check_layers.py"]),
         ("style", [sys.executable, "tools/check_style.py"]),
         ("compatibility", [sys.executable, "tools/make_compatibility.py", "--check"]),
         ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
-        ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
-        ("analyzer", [sys.executable, "tools/run_analyzer.py"]),
         ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools", "examples",
                   "benchmarks", "testing"]),
+    ]
+    thorough: list[tuple[str, list[str]]] = [
+        ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
+        ("analyzer", [sys.executable, "tools/run_analyzer.py"]),
         ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
     ]
     counts: Counter[str] = Counter()
-    for name, command in checks:
+    for name, command in checks + (thorough if everything else []):
         done = run(command, capture_output=True)
         if done.returncode == SKIPPED:
             counts["skipped"] += 1
@@ -166,10 +172,10 @@ def lint_suite() -> Counter[str]:
         counts["failed" if done.returncode else "passed"] += 1
         if done.returncode:
             print(f"  FAILED {name}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    if shutil.which("clang"):
+    if everything and shutil.which("clang"):
         built = build_folder("clang", ["-Dwerror=true"], "clang")
         counts["passed" if built else "failed"] += 1
-    else:
+    elif everything:
         counts["skipped"] += 1
         print("  skipped clang: a build without warnings by clang (clang is not installed)")
     return counts
@@ -187,6 +193,8 @@ def main() -> int:
                         help="C tests under the address and undefined-behaviour sanitizers")
     parser.add_argument("--tsan", action="store_true", help="C tests under the thread sanitizer")
     parser.add_argument("--valgrind", action="store_true", help="some C tests under valgrind")
+    parser.add_argument("--all", action="store_true",
+                        help="slow tests, heavy integrations and thorough checks as well")
     parser.add_argument("--only", choices=["c", "python", "lint"])
     parser.add_argument("--sum", action="store_true", help="add the counts of the last run")
     arguments = parser.parse_args()
@@ -198,9 +206,9 @@ def main() -> int:
         for kind in kinds or [""]:
             counts += c_suite(kind)
     if arguments.only in (None, "python") and not kinds:
-        counts += python_suite()
+        counts += python_suite(arguments.all)
     if arguments.only in (None, "lint") and not kinds:
-        counts += lint_suite()
+        counts += lint_suite(arguments.all)
     COUNTS.parent.mkdir(exist_ok=True)
     COUNTS.write_text(json.dumps(counts))
     print(closing_line(counts))

@@ -10,6 +10,30 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+# Left out of `make test`, which is to end within minutes; `make test ALL=1` runs them, and so does
+# naming the file.
+HEAVY = (
+    "test_integrations.py", "test_examples.py", "test_crash.py", "test_fuzz_python.py",
+    "test_install.py::test_wheel_and_sdist_in_empty_environments",
+    "test_install.py::test_a_short_soak", "test_gpu_check.py",
+)
+
+
+def pytest_addoption(parser):
+    """Add --all."""
+    parser.addoption("--all", action="store_true", help="slow tests and heavy integrations, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave heavy tests out, unless they are asked for."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    if config.getoption("--all") or named:
+        return
+    for item in items:
+        if any(f"/{name}" in f"/{item.nodeid}" for name in HEAVY):
+            item.add_marker(pytest.mark.skip(reason="heavy: make test ALL=1"))
+
+
 def write_raw(path, header, data=b""):
     """Write a safetensors file from header text and data."""
     encoded = header if isinstance(header, bytes) else header.encode()

@@ -75,13 +75,75 @@ def test_what_is_installed(prefix):
     for wanted in ("bin/fastsafetensors", "include/fastsafetensors.h",
                    "include/fastsafetensors/loader.h", "share/man/man1/fastsafetensors.1",
                    "share/man/man3/libfastsafetensors.3",
-                   "share/bash-completion/completions/fastsafetensors"):
+                   "lib/pkgconfig/fastsafetensors.pc",
+                   "lib/cmake/fastsafetensors/fastsafetensorsConfig.cmake",
+                   "share/bash-completion/completions/fastsafetensors",
+                   "share/zsh/site-functions/_fastsafetensors",
+                   "share/fish/vendor_completions.d/fastsafetensors.fish"):
         assert wanted in names
     assert not any("internal" in n or n.startswith("include/src") for n in names)
     done = subprocess.run([prefix / "bin/fastsafetensors", "--version"], capture_output=True,
                           text=True, env={})
     assert done.returncode == 0, done.stderr  # it finds its library without help
     assert pkg_config(prefix, "--modversion") == [done.stdout.split()[1]]
+
+
+def test_only_what_is_installed_is_built(prefix):
+    log = (ROOT / "build/install.log").read_text()
+    assert "tests/" not in log and "fuzz/" not in log and "bench/" not in log
+
+
+def test_missing_lines_are_said(prefix):
+    """Programs find the library by the lines that the installation prints, and by no others."""
+    done = subprocess.run(["sh", ROOT / "tools/say_installed.sh", prefix], capture_output=True,
+                          text=True, env={"PATH": "/usr/bin:/bin"}, check=True)
+    line = next(x for x in done.stdout.splitlines() if "PKG_CONFIG_PATH" in x)
+    found = subprocess.run(
+        ["sh", "-c", f"{line.partition(': ')[2]}; pkg-config --modversion fastsafetensors"],
+        capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    assert found.stdout.strip() and f"rpath,{prefix}/lib" in done.stdout
+
+
+def test_cmake_finds_it(prefix, tmp_path):
+    if not shutil.which("cmake"):
+        pytest.skip("no cmake")
+    shutil.copy(ROOT / "examples/c/load_one.c", tmp_path)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.13)\nproject(user C)\n"
+        "find_package(fastsafetensors 1.0 REQUIRED)\nadd_executable(load_one load_one.c)\n"
+        "target_link_libraries(load_one fastsafetensors::fastsafetensors)\n")
+    for words in (["cmake", "-S", ".", "-B", "b", f"-DCMAKE_PREFIX_PATH={prefix}"],
+                  ["cmake", "--build", "b"]):
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([tmp_path / "b/load_one"], capture_output=True, text=True)
+    assert "usage" in done.stderr + done.stdout  # it runs: the library is found
+    text = (tmp_path / "CMakeLists.txt").read_text()
+    (tmp_path / "CMakeLists.txt").write_text(text.replace("1.0 REQUIRED", "2.0 REQUIRED"))
+    done = subprocess.run(["cmake", "-S", ".", "-B", "c", f"-DCMAKE_PREFIX_PATH={prefix}"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+
+
+def test_uninstall_leaves_nothing(tmp_path):
+    """In a tree of its own: the record of the session's installation stays."""
+    if not shutil.which("ninja") or not shutil.which("make"):
+        pytest.skip("no ninja or make")
+    tree, target = tmp_path / "tree", tmp_path / "prefix"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns("build", ".venv", ".git", "dist"),
+                    symlinks=True)
+    for words in (["install", f"PREFIX={target}"], ["uninstall"]):
+        done = subprocess.run(["make", "-C", tree, *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert any(p.is_file() for p in target.rglob("*")) == (words[0] == "install")
+
+
+def test_help_tells_of_every_target():
+    done = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True)
+    makefile = (ROOT / "Makefile").read_text()
+    targets = makefile.partition(".PHONY:")[2].partition("\n")[0].split()
+    told = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert told == set(targets) - {"unittest"}
 
 
 def test_soname_and_exports(prefix):
@@ -145,6 +207,7 @@ def test_wheel_and_sdist_in_empty_environments(tmp_path):
     sources = {f"fastsafetensors/{p.relative_to(ROOT / 'python/fastsafetensors')}"
                for p in (ROOT / "python/fastsafetensors").rglob("*.py")}
     assert sources <= set(names)
+    assert any(name.endswith(".data/scripts/fastsafetensors") for name in names)
     smoke = ("import sys, time; start = time.perf_counter(); import fastsafetensors; "
              "seconds = time.perf_counter() - start; assert 'torch' not in sys.modules; "
              "assert fastsafetensors.SingleGroup().size() == 1; "
@@ -161,6 +224,12 @@ def test_wheel_and_sdist_in_empty_environments(tmp_path):
         subprocess.run([venv / "bin/python", "-m", "pip", "install", "-q", "--no-deps",
                         "--no-build-isolation", "--target", target, package], check=True,
                        env=environment, capture_output=True)
+        done = subprocess.run([target / "bin/fastsafetensors", "--version"], capture_output=True,
+                              text=True, check=True)
+        module = subprocess.run([venv / "bin/python", "-m", "fastsafetensors", "--version"],
+                                env={"PYTHONPATH": os.fspath(target)}, capture_output=True,
+                                text=True, check=True)
+        assert done.stdout == module.stdout and done.stdout.startswith("fastsafetensors ")
         subprocess.run([venv / "bin/python", "-I", "-c",
                         f"import sys; sys.path.insert(0, {os.fspath(target)!r}); {smoke}"],
                        check=True, cwd=tmp_path)
