@@ -141,6 +141,7 @@ enum {
     FSTI_IO_HIDE_DIRECT = 4,
     FSTI_IO_HIDE_TMPFILE = 8,
     FSTI_IO_HIDE_PROC = 16,
+    FSTI_IO_HIDE_PATIENCE = 32, ///< who waits for another save gives up at once
 };
 void fsti_io_hide(unsigned features);
 

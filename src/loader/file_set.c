@@ -4,6 +4,9 @@
 
 #include "model.h"
 
+/// A set that is replaced while it is opened is opened again; saves take far longer than that.
+#define OPEN_TRIES_MAX 20
+
 fst_model *fsti_model_ref(fst_model *model) {
     fsti_refcount_ref(&model->refs);
     return model;
@@ -47,13 +50,35 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count, ui
     return open_files(paths, path_count, flags, NULL, out, error);
 }
 
-fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error) {
+/// One try; *same: no save has replaced the set meanwhile.
+static fst_status open_path(const char *path, uint32_t flags, bool *same, fst_model **out,
+                            fst_error *error) {
     model_paths paths;
-    FST_TRY(fsti_model_paths(path, fsti_hash_key(), &paths, error));
-    fst_status status = open_files((const char *const *)paths.paths, paths.count, flags,
-                                   paths.has_index ? &paths.index : NULL, out, error);
+    fst_status status = fsti_model_paths(path, fsti_hash_key(), &paths, error);
+    if (status == FST_OK)
+        status = open_files((const char *const *)paths.paths, paths.count, flags,
+                            paths.has_index ? &paths.index : NULL, out, error);
+    *same = fsti_model_paths_same(&paths);
+    if (status == FST_E_NOT_FOUND && *same && paths.has_index)
+        status = fsti_model_name_missing(&paths, status, error);
     fsti_model_paths_clear(&paths);
     return status;
+}
+
+fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error) {
+    fst_status status = FST_OK;
+    for (unsigned tries = 0; tries < OPEN_TRIES_MAX; tries++) {
+        bool same;
+        status = open_path(path, flags, &same, out, error);
+        if (same) return status;
+        if (status == FST_OK) fsti_model_unref(*out);
+        *out = NULL;
+    }
+    if (status != FST_OK) return status;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, FST_E_FILE_CHANGED, place,
+                          "the set was replaced again and again while it was opened");
 }
 
 size_t fsti_model_tensor_count(const fst_model *model) { return model->tensor_count; }

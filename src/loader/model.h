@@ -59,10 +59,25 @@ typedef struct model_paths {
     size_t count, capacity;
     fsti_index index;
     bool has_index;
+    char *index_path; ///< or where an index would be looked for: the folder; NULL: a single file
+    int index_hold;   ///< keeps the index's inode from being used again while the set is opened
 } model_paths;
+/// *out is to be cleared also after an error.
 fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *out,
                             fst_error *error);
 void fsti_model_paths_clear(model_paths *paths);
+
+/// FST_E_NOT_FOUND that names the missing ones, where files of a folder without an index are called
+/// "..-00001-of-00003.safetensors" and are not three.
+fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error);
+/// A set could not be opened, by `status`: if that is because files are gone that the index names,
+/// names all of them.
+fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);
+/// Whether a folder still has no index, and the files that were listed.
+bool fsti_model_list_same(const char *folder, const model_paths *before);
+/// Whether the index that `paths` were made of is still the one at its path (or none still is):
+/// else a save has replaced the set meanwhile, and the files that were opened may be of both.
+bool fsti_model_paths_same(const model_paths *paths);
 
 /// A whole small file, ended by FSTI_FORMAT_PADDING_BYTES zero bytes.
 fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,

@@ -2,20 +2,25 @@
 /// From what the user names to files: a file, an index, or a folder.
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "model.h"
 
 /// More files than any model has; a folder of more is a mistake.
 #define FILE_COUNT_MAX ((size_t)1 << 20)
+#define INDEX_ENDING ".safetensors.index.json"
 
 void fsti_model_paths_clear(model_paths *paths) {
     for (size_t i = 0; i < paths->count; i++) fsti_free(paths->paths[i]);
     fsti_free(paths->paths);
     fsti_index_clear(&paths->index);
-    *paths = (model_paths){0};
+    fsti_free(paths->index_path);
+    if (paths->index_hold >= 0) close(paths->index_hold);
+    *paths = (model_paths){.index_hold = -1};
 }
 
 static bool ends_with(const char *text, const char *ending) {
@@ -71,9 +76,12 @@ static fst_status open_index(const char *path, uint64_t hash_key, model_paths *o
                              fst_error *error) {
     char *bytes;
     size_t byte_count;
+    out->index_path = fsti_string_copy(path, strlen(path));
+    if (out->index_path == NULL) return fsti_error_memory(error, strlen(path));
+    out->index_hold = open(path, O_PATH | O_CLOEXEC);
+    out->has_index = true;
     FST_TRY(fsti_model_read_text(path, &bytes, &byte_count, error));
     FST_TRY(fsti_index_parse(bytes, byte_count, path, hash_key, &out->index, error));
-    out->has_index = true;
     const char *slash = strrchr(path, '/');
     size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
     for (size_t i = 0; i < out->index.file_count; i++)
@@ -82,12 +90,31 @@ static fst_status open_index(const char *path, uint64_t hash_key, model_paths *o
     return FST_OK;
 }
 
+bool fsti_model_list_same(const char *folder, const model_paths *before) {
+    model_paths indices = {.index_hold = -1}, files = {.index_hold = -1};
+    bool same = list_folder(folder, ".safetensors", &files, NULL) == FST_OK &&
+                list_folder(folder, INDEX_ENDING, &indices, NULL) == FST_OK && indices.count == 0 &&
+                files.count == before->count;
+    for (size_t i = 0; same && i < files.count; i++)
+        same = strcmp(files.paths[i], before->paths[i]) == 0;
+    fsti_model_paths_clear(&indices);
+    fsti_model_paths_clear(&files);
+    return same;
+}
+
+static fst_status open_without_index(const char *folder, model_paths *out, fst_error *error) {
+    out->index_path = fsti_string_copy(folder, strlen(folder));
+    if (out->index_path == NULL) return fsti_error_memory(error, strlen(folder));
+    FST_TRY(list_folder(folder, ".safetensors", out, error));
+    return fsti_model_check_shards(out, folder, error);
+}
+
 static fst_status open_folder(const char *folder, uint64_t hash_key, model_paths *out,
                               fst_error *error) {
-    model_paths indices = {0};
+    model_paths indices = {.index_hold = -1};
     fsti_error_place place = FSTI_NOWHERE;
     place.file = folder;
-    fst_status status = list_folder(folder, ".safetensors.index.json", &indices, error);
+    fst_status status = list_folder(folder, INDEX_ENDING, &indices, error);
     if (status == FST_OK && indices.count > 1)
         status = fsti_error_set(error, FST_E_ARGUMENT, place,
                                 "the folder has %zu index files (%.100s, ..): open one of them",
@@ -95,7 +122,7 @@ static fst_status open_folder(const char *folder, uint64_t hash_key, model_paths
     else if (status == FST_OK && indices.count == 1)
         status = open_index(indices.paths[0], hash_key, out, error);
     else if (status == FST_OK)
-        status = list_folder(folder, ".safetensors", out, error);
+        status = open_without_index(folder, out, error);
     fsti_model_paths_clear(&indices);
     if (status == FST_OK && !out->has_index && out->count == 0) {
         char hint[256];
@@ -116,7 +143,7 @@ static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
 
 fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *out,
                             fst_error *error) {
-    *out = (model_paths){0};
+    *out = (model_paths){.index_hold = -1};
     struct stat info;
     fst_status status;
     if (stat(path, &info) != 0)
@@ -127,6 +154,5 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *ou
         status = open_index(path, hash_key, out, error);
     else
         status = push_path(out, "", 0, path, error);
-    if (status != FST_OK) fsti_model_paths_clear(out);
     return status;
 }

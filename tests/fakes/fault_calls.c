@@ -43,9 +43,11 @@ static bool fails(const char *name, const int *errors, unsigned error_count) {
     pthread_mutex_unlock(&lock);
     if (is_due && plan.kind == FAULT_KILL) _exit(9);
     if (is_due && plan.kind == FAULT_ACTION) {
+        int before = errno; // readdir() tells by it
         is_on = false;
         plan.action();
         is_on = true;
+        errno = before;
     }
     if (failing) errno = errors[plan.errno_index % error_count];
     return failing;

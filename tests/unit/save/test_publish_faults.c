@@ -362,3 +362,64 @@ TEST(a_kill_before_every_call)
 {
     try_all(FAULT_KILL);
 }
+
+// ---- readers and other writers meanwhile ----
+
+static const save_kind *acting_kind;
+
+static void save_another(void) {
+    fsti_io_hide(FSTI_IO_HIDE_PATIENCE);
+    (void)!save_model(target_of(acting_kind), acting_kind->new_files, NEW_MODEL, FST_SAVE_QUICK,
+                      NULL);
+    fsti_io_hide(0);
+}
+
+/// Opens while a whole save happens before the n-th call of opening.
+TEST(a_set_that_is_replaced_while_it_is_opened)
+{
+    make_root();
+    for (size_t k = 0; k < KIND_COUNT && !check_failed; k++) {
+        const save_kind *kind = acting_kind = &kinds[k];
+        if (kind->old_files < 0 || !make_old(kind)) continue;
+        fault_report report = {.failed = "none yet"};
+        for (long nth = 1; report.failed != NULL && !check_failed; nth++) {
+            put_old(kind);
+            fault_plan plan = {FAULT_ACTION, nth, 0, false, save_another};
+            fault_calls_begin(&plan);
+            int found = model_at(target_of(kind));
+            report = fault_calls_end();
+            if (found != OLD_MODEL && found != NEW_MODEL)
+                check_fail(__FILE__, __LINE__, "%s: found %d, replaced before call %ld (%s)",
+                           kind->name, found, nth, report.failed);
+        }
+    }
+    drop_root();
+}
+
+/// Saves while a whole save of others happens before the n-th call of the first.
+TEST(another_save_of_the_same_target_at_the_same_time)
+{
+    make_root();
+    for (size_t k = 0; k < KIND_COUNT && !check_failed; k++) {
+        const save_kind *kind = acting_kind = &kinds[k];
+        if (!make_old(kind)) continue;
+        fault_report report = {.failed = "none yet"};
+        for (long nth = 1; report.failed != NULL && !check_failed; nth++) {
+            put_old(kind);
+            fault_plan plan = {FAULT_ACTION, nth, 0, false, save_another};
+            fault_calls_begin(&plan);
+            fst_error error = {0};
+            fst_status status =
+                save_model(target_of(kind), kind->new_files, 'x', FST_SAVE_DURABLE, &error);
+            report = fault_calls_end();
+            int found = model_at(target_of(kind));
+            bool right = status == FST_OK ? found == 'x' || found == NEW_MODEL
+                                          : found == NEW_MODEL || found == OLD_MODEL;
+            if (!right)
+                check_fail(__FILE__, __LINE__,
+                           "%s: found %d, status %d, another before call %ld (%s): %s", kind->name,
+                           found, (int)status, nth, report.failed, error.message);
+        }
+    }
+    drop_root();
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Whether a set of files is all there, and still the one that was opened.
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "model.h"
+
+/// Names that are told; more are counted only.
+#define NAME_COUNT_MAX 5u
+#define ENDING ".safetensors"
+
+/// A path that ends in "-00002-of-00003.safetensors".
+typedef struct shard_name {
+    size_t prefix_size; ///< up to the number
+    int digits;
+    uint64_t number, count;
+} shard_name;
+
+/// Reads digits backwards from `at`; how many there are, at most 9.
+static int read_digits(const char *text, size_t at, uint64_t *number) {
+    int digits = 0;
+    uint64_t place = 1;
+    for (*number = 0; digits < 9 && at > 0 && isdigit((unsigned char)text[at - 1]); digits++) {
+        *number += place * (uint64_t)(text[--at] - '0');
+        place *= 10;
+    }
+    return digits;
+}
+
+static bool read_shard_name(const char *path, shard_name *out) {
+    size_t size = strlen(path), ending = sizeof ENDING - 1;
+    if (size < ending) return false;
+    int digits = read_digits(path, size - ending, &out->count);
+    size_t at = size - ending - (size_t)digits;
+    if (digits < 5 || at < 4 || memcmp(path + at - 4, "-of-", 4) != 0) return false;
+    out->digits = read_digits(path, at - 4, &out->number);
+    out->prefix_size = at - 4 - (size_t)out->digits;
+    return out->digits == digits && out->prefix_size > 0 && path[out->prefix_size - 1] == '-' &&
+           out->number >= 1 && out->number <= out->count;
+}
+
+static int compare_paths(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static bool has_shard(const model_paths *paths, const char *path, const shard_name *shard,
+                      uint64_t number) {
+    char *wanted = fsti_string_copy(path, strlen(path));
+    if (wanted == NULL) return true; // the memory is missed soon enough
+    snprintf(wanted + shard->prefix_size, (size_t)shard->digits + 1, "%0*" PRIu64, shard->digits,
+             number);
+    wanted[shard->prefix_size + (size_t)shard->digits] = '-';
+    bool found =
+        bsearch(&wanted, paths->paths, paths->count, sizeof *paths->paths, compare_paths) != NULL;
+    fsti_free(wanted);
+    return found;
+}
+
+static void add_name(char *list, size_t capacity, size_t count, const char *name) {
+    size_t used = strlen(list);
+    if (count < NAME_COUNT_MAX)
+        snprintf(list + used, capacity - used, "%s%.60s", count > 0 ? ", " : "", name);
+    else if (count == NAME_COUNT_MAX)
+        snprintf(list + used, capacity - used, ", ..");
+}
+
+static fst_status name_missing_shards(const model_paths *paths, const char *folder,
+                                      const char *path, const shard_name *shard, fst_error *error) {
+    char list[400] = "", name[32];
+    uint64_t missing = 0;
+    for (uint64_t number = 1; number <= shard->count; number++) {
+        if (has_shard(paths, path, shard, number)) continue;
+        snprintf(name, sizeof name, "%0*" PRIu64, shard->digits, number);
+        add_name(list, sizeof list, (size_t)missing++, name);
+    }
+    const char *base = strrchr(path, '/');
+    base = base == NULL ? path : base + 1;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = folder;
+    return fsti_error_set(error, FST_E_NOT_FOUND, place,
+                          "the folder has no index, and of the %" PRIu64
+                          " files %.*s..-of-%0*" PRIu64 ENDING " %" PRIu64
+                          " are missing: number %s",
+                          shard->count, (int)(shard->prefix_size - (size_t)(base - path)), base,
+                          shard->digits, shard->count, missing, list);
+}
+
+fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error) {
+    for (size_t i = 0; i < paths->count; i++) {
+        shard_name shard;
+        if (!read_shard_name(paths->paths[i], &shard)) continue;
+        // A hole has edges: each file that is there asks for its neighbours.
+        bool whole =
+            (shard.number == 1 || has_shard(paths, paths->paths[i], &shard, shard.number - 1)) &&
+            (shard.number == shard.count ||
+             has_shard(paths, paths->paths[i], &shard, shard.number + 1));
+        if (!whole) return name_missing_shards(paths, folder, paths->paths[i], &shard, error);
+    }
+    return FST_OK;
+}
+
+fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error) {
+    char list[400] = "";
+    struct stat info;
+    size_t missing = 0;
+    for (size_t i = 0; i < paths->count; i++) {
+        if (stat(paths->paths[i], &info) == 0 || errno != ENOENT) continue;
+        const char *slash = strrchr(paths->paths[i], '/');
+        add_name(list, sizeof list, missing++, slash == NULL ? paths->paths[i] : slash + 1);
+    }
+    if (missing == 0) return status; // it is there by now, or it was something else
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = paths->index_path;
+    place.os_errno = ENOENT;
+    return fsti_error_set(error, FST_E_NOT_FOUND, place,
+                          "%zu of the %zu files that the index names are missing (%s)", missing,
+                          paths->count, list);
+}
+
+// ---- a set that is replaced while it is opened ----
+
+bool fsti_model_paths_same(const model_paths *paths) {
+    struct stat held, there;
+    if (paths->index_path == NULL) return true;
+    if (!paths->has_index) return fsti_model_list_same(paths->index_path, paths);
+    return fstat(paths->index_hold, &held) == 0 && stat(paths->index_path, &there) == 0 &&
+           held.st_dev == there.st_dev && held.st_ino == there.st_ino;
+}
