@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A pipeline's life: threads, waiting, cancelling, statistics.
-#include "pipeline.h"
+#include "sink.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -62,7 +62,7 @@ static void size_threads(fsti_pipeline *pipeline) {
                                .chunk_count = plan->chunk_count};
     // A small load does not even ask what there is to use.
     if (facts.wanted == 0 && plan->chunk_count > 1) facts.processor_count = fsti_cpu_count();
-    for (size_t i = 0; i < plan->extent_count && pipeline->job.mappings == NULL; i++) {
+    for (size_t i = 0; i < plan->extent_count && !pipeline->sink->is_view; i++) {
         const fsti_io_engine *engine =
             fsti_route_engine(&pipeline->routes[plan->extents[i].file], false);
         facts.any_ring |= engine->is_async;
@@ -133,8 +133,8 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
     if (pipeline->routes == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
         pipeline->threads == NULL || (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
-    if (pipeline->job.mappings == NULL) FST_TRY(choose_routes(pipeline, error));
-    if (pipeline->job.device != NULL && !pipeline->job.locks_memory) {
+    if (!pipeline->sink->is_view) FST_TRY(choose_routes(pipeline, error));
+    if (pipeline->sink == &fsti_sink_device) {
         FST_TRY(fsti_device_lane_open(pipeline, error));
         FST_TRY(fsti_device_lane_probe(pipeline, file_count, error));
     }
@@ -171,15 +171,22 @@ static size_t count_files(const fsti_plan *plan) {
     return count;
 }
 
+static const fsti_sink *choose_sink(const fsti_job *job) {
+    if (job->mappings != NULL) return &fsti_sink_view;
+    bool is_far = job->device != NULL && !job->locks_memory;
+    return is_far ? &fsti_sink_device : &fsti_sink_host;
+}
+
 fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_error *error) {
     fsti_pipeline *pipeline = fsti_alloc_zeroed(1, sizeof *pipeline);
     if (pipeline == NULL) return fsti_error_memory(error, sizeof *pipeline);
     pipeline->job = *job;
     pipeline->started_ns = fsti_now_ns();
     pipeline->owner_pid = getpid();
+    pipeline->sink = choose_sink(job);
     init_locks(pipeline);
     fst_status status = prepare(pipeline, count_files(job->plan), error);
-    bool has_work = job->mappings == NULL || job->populate || job->keeps_cache;
+    bool has_work = !pipeline->sink->is_view || job->populate || job->keeps_cache;
     if (status == FST_OK && has_work) {
         // Before any thread runs: what fits is admitted when the load is open, not some time later.
         fsti_pipeline_admit(pipeline);
@@ -325,7 +332,7 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     pthread_mutex_lock(&pipeline->lock);
     const worker_counts *counts = &pipeline->counts;
     name_engines(counts, stats->engine, sizeof stats->engine);
-    if (plan->extent_count > 0 && pipeline->job.mappings == NULL) {
+    if (plan->extent_count > 0 && !pipeline->sink->is_view) {
         uint32_t file = plan->extents[0].file;
         char ring[96] = "";
         if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
@@ -339,22 +346,9 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
                                                              : ", memory of the local node");
     }
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
-    stats->bytes_read = counts->bytes_read;
-    stats->bytes_direct = counts->bytes_direct;
-    stats->bytes_mapped = counts->bytes_mapped;
-    stats->bytes_copied = counts->bytes_copied;
-    stats->bytes_converted = counts->bytes_converted;
-    stats->read_count = counts->read_count;
-    stats->read_ns = counts->read_ns;
-    stats->copy_ns = counts->copy_ns;
-    stats->populate_ns = counts->populate_ns;
-    stats->bounce_bytes = counts->bounce_bytes;
-    stats->device_bytes = counts->device_bytes;
-    stats->device_copies = counts->device_copies;
-    stats->device_launches = counts->device_launches;
-    stats->device_wait_ns = counts->device_wait_ns;
-    stats->gds_bytes = counts->gds_bytes;
-    stats->cache_bytes = counts->cache_bytes;
+#define TELL_COUNTER(name) stats->name = counts->name;
+    LOAD_COUNTERS(TELL_COUNTER)
+#undef TELL_COUNTER
     stats->chunk_count = plan->chunk_count;
     stats->chunks_resident = pipeline->chunks_resident;
     stats->buffer_bytes = pipeline->bytes_allocated;

@@ -29,20 +29,41 @@ typedef struct batch_state {
     fsti_buffer *buffer; ///< NULL when all its items have destinations
 } batch_state;
 
+/// What is counted, each under the name that it has in fst_load_stats: the one list of it.
+#define LOAD_COUNTERS(X)                                                                           \
+    X(bytes_read)                                                                                  \
+    X(bytes_direct)                                                                                \
+    X(bytes_mapped)                                                                                \
+    X(bytes_copied)                                                                                \
+    X(bytes_converted)                                                                             \
+    X(read_count)                                                                                  \
+    X(read_ns)                                                                                     \
+    X(copy_ns)                                                                                     \
+    X(populate_ns)                                                                                 \
+    X(bounce_bytes)                                                                                \
+    X(device_bytes)                                                                                \
+    X(device_copies)                                                                               \
+    X(device_launches)                                                                             \
+    X(device_wait_ns)                                                                              \
+    X(gds_bytes)                                                                                   \
+    X(cache_bytes)
+
 /// Counters of one worker, added up when it ends.
 typedef struct worker_counts {
-    uint64_t bytes_read, bytes_direct, bytes_mapped, bytes_copied, bytes_converted, read_count;
-    uint64_t read_ns, copy_ns, populate_ns, bounce_bytes;
-    uint64_t device_bytes, device_copies, device_launches, device_wait_ns, gds_bytes;
-    uint64_t cache_bytes;
+#define COUNTER_FIELD(name) uint64_t name;
+    LOAD_COUNTERS(COUNTER_FIELD)
+#undef COUNTER_FIELD
     bool used[FST_ENGINE_COUNT];
 } worker_counts;
 
 /// The way to a device: private to device_lane.c.
 typedef struct device_lane device_lane;
 
+typedef struct fsti_sink fsti_sink;
+
 struct fsti_pipeline {
     fsti_job job;
+    const fsti_sink *sink;
     device_lane *device_lane; ///< NULL: memory that the processors write to
     pid_t owner_pid;          ///< threads and locks are not there in a fork's child
     fsti_file_route *routes;  ///< by file; of views: none

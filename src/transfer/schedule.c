@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Who works on what: admission of batches to memory, handing out chunks, counting them in.
-#include "pipeline.h"
+#include "sink.h"
 
 /// How far a helper makes pages ahead of the reads.
 #define POPULATE_AHEAD_CHUNKS 8u
@@ -34,7 +34,7 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     const fsti_file_route *route = &pipeline->routes[file_index];
     chunk_state *state = &pipeline->chunks[index];
     state->is_resident = false;
-    bool is_view = pipeline->job.mappings != NULL;
+    bool is_view = pipeline->sink->is_view;
     if (is_view || fsti_route_engine(route, true) != fsti_route_engine(route, false)) {
         uint64_t total, resident;
         resident = sample_residency(pipeline->job.files[file_index], chunk, &total);
@@ -57,7 +57,7 @@ static fst_status make_buffer(const fsti_pipeline *pipeline, const fsti_plan_bat
     const fsti_job *job = &pipeline->job;
     *out = NULL;
     *placed = false;
-    if (batch->buffer_bytes == 0 || job->mappings != NULL) return FST_OK;
+    if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
     if (job->allocator != NULL)
         return fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error);
     if (job->locks_memory)
@@ -204,7 +204,7 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {
     pthread_cond_broadcast(&pipeline->work_changed);
     pthread_cond_broadcast(&pipeline->chunk_finished);
     pthread_mutex_unlock(&pipeline->lock);
-    if (pipeline->device_lane != NULL) fsti_device_lane_wake(pipeline);
+    pipeline->sink->wake(pipeline);
 }
 
 static bool item_is_done(const fsti_pipeline *pipeline, const fsti_plan_item *item) {
@@ -242,22 +242,9 @@ static void report_progress(fsti_pipeline *pipeline) {
 }
 
 static void add_counts(worker_counts *sum, worker_counts *counts) {
-    sum->bytes_read += counts->bytes_read;
-    sum->bytes_direct += counts->bytes_direct;
-    sum->bytes_mapped += counts->bytes_mapped;
-    sum->bytes_copied += counts->bytes_copied;
-    sum->bytes_converted += counts->bytes_converted;
-    sum->read_count += counts->read_count;
-    sum->read_ns += counts->read_ns;
-    sum->copy_ns += counts->copy_ns;
-    sum->populate_ns += counts->populate_ns;
-    sum->bounce_bytes += counts->bounce_bytes;
-    sum->device_bytes += counts->device_bytes;
-    sum->device_copies += counts->device_copies;
-    sum->device_launches += counts->device_launches;
-    sum->device_wait_ns += counts->device_wait_ns;
-    sum->gds_bytes += counts->gds_bytes;
-    sum->cache_bytes += counts->cache_bytes;
+#define ADD_COUNTER(name) sum->name += counts->name;
+    LOAD_COUNTERS(ADD_COUNTER)
+#undef ADD_COUNTER
     for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) sum->used[i] |= counts->used[i];
     *counts = (worker_counts){0};
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pipeline.h"
+#include "sink.h"
 
 /// Reads in flight per lane, and their size: 16 MiB of slots saturate what was measured
 /// (docs/benchmarks) and fit the cache.
@@ -58,7 +58,7 @@ static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *e
     // A small load needs no slot of full size.
     uint64_t planned = fsti_align_up(self->pipeline->job.plan->bytes_planned, FSTI_IO_PAGE_BYTES);
     uint64_t slot_bytes = fsti_min(RING_BLOCK_BYTES, planned) + 2 * FSTI_IO_PAGE_BYTES;
-    if (!engine->is_mapped && self->pipeline->device_lane == NULL) {
+    if (!engine->is_mapped && !self->pipeline->sink->has_slots) {
         fst_status status = fsti_buffer_arena(depth * slot_bytes, &lane->slots, error);
         if (status != FST_OK) {
             engine->lane_close(lane->handle);
@@ -86,20 +86,13 @@ static void close_lanes(worker *self) {
     }
 }
 
-/// True when the bytes of a chunk are read straight to their place: of a linear extent, by blocking
-/// engines always, by a ring when that is its way.
-static bool reads_to_place(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk) {
-    if (pipeline->device_lane != NULL) return false;
-    if (!chunk_extent(pipeline, chunk)->linear || lane->engine->is_mapped) return false;
+/// True when a chunk's blocks are read to the room that its sink has given, not to slots of the
+/// lane's: by blocking engines always, by a ring when that is its way.
+static bool reads_to_room(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk,
+                          const sink_room *room) {
+    if (pipeline->sink->has_slots) return true;
+    if (room->base == NULL || lane->engine->is_mapped) return false;
     return !lane->engine->is_async || pipeline->chunks[chunk].way == FST_RING_PLACE;
-}
-
-static uint64_t block_bytes(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk) {
-    bool at_once = lane->engine->is_mapped || !lane->engine->is_async;
-    // A slot of the device's ring holds a chunk.
-    bool whole = at_once && (lane->engine->is_mapped || pipeline->device_lane != NULL ||
-                             reads_to_place(pipeline, lane, chunk));
-    return whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
 }
 
 /// The way of a chunk that a ring reads.
@@ -126,7 +119,8 @@ static void measure_way(worker *self, uint32_t chunk) {
     self->last_ns = now;
 }
 
-static void submit_block(worker *self, io_lane *lane, io_block *block) {
+/// `room`: where to; NULL: to the block's slot.
+static void submit_block(worker *self, io_lane *lane, io_block *block, const sink_room *room) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     uint64_t begin = block->begin, end = block->needed_end;
@@ -135,13 +129,8 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
         end = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
     }
     block->read_begin = begin;
-    block->target = block->slot;
-    if (pipeline->device_lane != NULL)
-        block->target = fsti_device_lane_data(pipeline, block->chunk) +
-                        (begin - fsti_chunk_origin(&pipeline->job.plan->chunks[block->chunk]));
-    else if (reads_to_place(pipeline, lane, block->chunk))
-        block->target = pipeline->batches[extent->batch].buffer->data +
-                        (extent->buffer_offset + begin - extent->begin);
+    // A page may begin before the origin: the sum of both wraps back.
+    block->target = room == NULL ? block->slot : room->base + (int64_t)(begin - room->origin);
     block->read = (fsti_io_op){.file = pipeline->job.files[extent->file],
                                .offset = begin,
                                .size = (size_t)(end - begin),
@@ -153,20 +142,6 @@ static void submit_block(worker *self, io_lane *lane, io_block *block) {
     lane->engine->submit(lane->handle, &block->read);
 }
 
-static void carry_out(void *order) { fsti_scatter(order); }
-
-/// A block of a mapping on its way to a device's slot.
-typedef struct slot_copy {
-    char *target;
-    const char *source;
-    size_t size;
-} slot_copy;
-
-static void fill_slot(void *context) {
-    const slot_copy *copy = context;
-    fsti_copy(copy->target, copy->source, copy->size);
-}
-
 /// Where the block's first wanted byte was read to.
 static const char *block_source(const io_lane *lane, const io_block *block) {
     // A read that took several attempts has moved on; where it began is where the block begins.
@@ -176,63 +151,19 @@ static const char *block_source(const io_lane *lane, const io_block *block) {
     return whole + (block->begin - block->read_begin);
 }
 
-/// Runs what reads `source`; FST_E_IO or FST_E_FILE_CHANGED when its pages could not be had.
-static fst_status run_copy(worker *self, const io_lane *lane, const io_block *block,
-                           void (*copy)(void *context), void *context, fst_error *error) {
-    fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
-    uint64_t start_ns = fsti_now_ns();
-    bool good = true;
-    if (lane->engine->is_mapped)
-        good = fsti_io_guarded(copy, context, block_source(lane, block),
-                               block->needed_end - block->begin);
-    else
-        copy(context);
-    self->counts.copy_ns += fsti_now_ns() - start_ns;
-    if (good) return FST_OK;
-    FST_TRY(fsti_pipeline_check_file(pipeline, extent, block->begin, error));
-    fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO, error);
-    return FST_E_IO;
-}
-
-/// Brings the block to the chunk's slot, where reads have put it already.
-static fst_status slot_block(worker *self, const io_lane *lane, const io_block *block,
-                             fst_error *error) {
-    const fsti_pipeline *pipeline = self->pipeline;
-    uint64_t origin = fsti_chunk_origin(&pipeline->job.plan->chunks[block->chunk]);
-    slot_copy copy = {.target =
-                          fsti_device_lane_data(pipeline, block->chunk) + (block->begin - origin),
-                      .source = block_source(lane, block),
-                      .size = (size_t)(block->needed_end - block->begin)};
-    if (!lane->engine->is_mapped) return FST_OK;
-    self->counts.bytes_copied += block->end - block->begin;
-    return run_copy(self, lane, block, fill_slot, &copy, error);
-}
-
-static fst_status scatter_block(worker *self, const io_lane *lane, const io_block *block,
-                                fst_error *error) {
-    fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
-    fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
-    scatter_order order = {.plan = pipeline->job.plan,
-                           .extent = extent,
-                           .buffer = buffer == NULL ? NULL : buffer->data,
-                           .source = block_source(lane, block),
-                           .begin = block->begin,
-                           .end = block->end,
-                           .settled = pipeline->settled};
-    FST_TRY(run_copy(self, lane, block, carry_out, &order, error));
-    self->counts.bytes_copied += order.copied;
-    self->counts.bytes_converted += order.converted;
-    return FST_OK;
-}
-
 static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
                               fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    uint64_t size = block->end - block->begin;
-    FST_TRY(pipeline->device_lane != NULL ? slot_block(self, lane, block, error)
-                                          : scatter_block(self, lane, block, error));
+    uint64_t size = block->end - block->begin, start_ns = fsti_now_ns();
+    sink_block placed = {.chunk = block->chunk,
+                         .begin = block->begin,
+                         .end = block->end,
+                         .needed_end = block->needed_end,
+                         .source = block_source(lane, block),
+                         .is_mapped = lane->engine->is_mapped};
+    fst_status status = pipeline->sink->place(pipeline, &placed, &self->counts, error);
+    self->counts.copy_ns += fsti_now_ns() - start_ns;
+    FST_TRY(status);
     self->counts.bytes_read += size;
     bool is_direct = lane->engine->is_direct && !block->is_buffered;
     if (is_direct) self->counts.bytes_direct += size;
@@ -342,54 +273,8 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     // Any write or truncation before this moment shows in size or time.
     FST_TRY(fsti_pipeline_check_file(self->pipeline, chunk_extent(self->pipeline, block->chunk),
                                      block->begin, error));
-    if (self->pipeline->device_lane != NULL)
-        return fsti_device_lane_send(self->pipeline, block->chunk, &self->counts, error);
-    if (lane->engine->is_async) measure_way(self, block->chunk);
-    fsti_pipeline_finish(self->pipeline, block->chunk, &self->counts);
-    return FST_OK;
-}
-
-/// How far the kernel is told of reads through the page cache ahead of whoever waits for them:
-/// enough to keep a disk busy.
-#define ADVICE_CHUNKS_AHEAD 8u
-
-/// Tells the kernel what is to be read up to some chunks behind `chunk`, in order: many small calls
-/// that do not wait keep a disk busier than threads that each wait for their own.
-static void advise_ahead(worker *self, uint32_t chunk) {
-    fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan *plan = pipeline->job.plan;
-    pthread_mutex_lock(&pipeline->advice_lock);
-    uint64_t limit = fsti_min((uint64_t)chunk + 1 + ADVICE_CHUNKS_AHEAD, plan->chunk_count);
-    while (pipeline->advice_cursor < limit && !atomic_load(&pipeline->stop)) {
-        uint32_t next = pipeline->advice_cursor++;
-        const fsti_plan_chunk *range = &plan->chunks[next];
-        // Only chunks of batches that are admitted have been looked at; later ones stay absent.
-        if (atomic_load(&pipeline->chunks[next].step) == CHUNK_DONE) continue;
-        if (pipeline->chunks[next].is_resident) continue;
-        self->counts.read_count += fsti_file_advise(
-            pipeline->job.files[plan->extents[range->extent].file], range->begin, range->end);
-    }
-    pthread_mutex_unlock(&pipeline->advice_lock);
-}
-
-/// Views: pages of a chunk are made present, after having been brought into the page cache.
-static fst_status populate_mapping(worker *self, uint32_t chunk, fst_error *error) {
-    fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    uint32_t file = chunk_extent(pipeline, chunk)->file;
-    bool is_resident = pipeline->chunks[chunk].is_resident;
-    uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
-    if (!is_resident) advise_ahead(self, chunk);
-    FST_TRY(fsti_file_populate(pipeline->job.files[file], pipeline->job.mappings[file],
-                               range->begin, range->end, error));
-    uint64_t spent_ns = fsti_now_ns() - start_ns;
-    self->counts.bytes_mapped += size;
-    if (!is_resident) self->counts.bytes_read += size;
-    if (!is_resident) self->counts.cache_bytes += size;
-    *(is_resident ? &self->counts.populate_ns : &self->counts.read_ns) += spent_ns;
-    FST_TRY(fsti_pipeline_check_file(pipeline, chunk_extent(pipeline, chunk), range->begin, error));
-    fsti_pipeline_finish(pipeline, chunk, &self->counts);
-    return FST_OK;
+    if (state->way != FST_RING_AUTO) measure_way(self, block->chunk);
+    return self->pipeline->sink->complete(self->pipeline, block->chunk, &self->counts, error);
 }
 
 /// Finishes one read of any lane; false when none is in flight.
@@ -403,38 +288,20 @@ static bool finish_any(worker *self, fst_status *status, fst_error *error) {
     return false;
 }
 
-/// A slot of the device's ring for a chunk. While reads of this worker are in flight it goes on
-/// with them instead of waiting for others: they hold slots.
-static fst_status take_slot(worker *self, uint32_t chunk, fst_error *error) {
+/// Room for a chunk. While reads of this worker are in flight it goes on with them instead of
+/// waiting for others: they hold room.
+static fst_status find_room(worker *self, uint32_t chunk, sink_room *room, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    char *data = NULL;
+    *room = (sink_room){.answer = SINK_DONE};
     while (!atomic_load(&pipeline->stop)) {
         fst_status status = FST_OK;
-        FST_TRY(fsti_device_lane_take(pipeline, chunk, false, &data, &self->counts, error));
-        if (data != NULL) return FST_OK;
-        bool had_reads = finish_any(self, &status, error);
+        FST_TRY(pipeline->sink->prepare(pipeline, chunk, room, &self->counts, error));
+        if (room->answer != SINK_BUSY) return FST_OK;
+        room->wait = !finish_any(self, &status, error);
         FST_TRY(status);
-        if (had_reads) continue;
-        FST_TRY(fsti_device_lane_take(pipeline, chunk, true, &data, &self->counts, error));
-        if (data != NULL) return FST_OK;
     }
+    room->answer = SINK_DONE;
     return FST_OK;
-}
-
-/// Reads a chunk straight to the device, if that is its way. *done is false when it has to be read
-/// to a slot; it may have one by then.
-static fst_status read_far(worker *self, uint32_t chunk, bool *done, fst_error *error) {
-    fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    *done = false;
-    if (!fsti_device_lane_reads_far(pipeline, chunk)) return take_slot(self, chunk, error);
-    io_lane *lane = &self->lanes[FST_ENGINE_GDS];
-    if (lane->handle == NULL) FST_TRY(open_lane(self, lane, &fsti_io_engine_gds, error));
-    self->counts.used[FST_ENGINE_GDS] = true;
-    bool has_edges = (range->begin | range->end) % FSTI_IO_PAGE_BYTES != 0;
-    if (has_edges) FST_TRY(take_slot(self, chunk, error));
-    FST_TRY(fsti_device_lane_read(pipeline, chunk, lane->handle, done, &self->counts, error));
-    return *done || has_edges ? FST_OK : take_slot(self, chunk, error);
 }
 
 /// The lane that reads a chunk, open. A ring that the system does not give is done without.
@@ -456,41 +323,57 @@ static fst_status lane_of_chunk(worker *self, uint32_t chunk, io_lane **out, fst
     }
 }
 
-/// Queues the blocks of a chunk, finishing others when the lane is full.
-static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
+/// A free block of the lane for the bytes from `begin` on, finishing others when there is none.
+static fst_status take_block(worker *self, io_lane *lane, uint32_t chunk, io_block **out,
+                             fst_error *error) {
+    while (lane->free_blocks == NULL) FST_TRY(finish_block(self, lane, error));
+    *out = lane->free_blocks;
+    lane->free_blocks = (*out)->next_free;
+    (*out)->chunk = chunk;
+    (*out)->retry_count = 0;
+    (*out)->is_buffered = false;
+    return FST_OK;
+}
+
+/// Queues the blocks of a chunk that has room.
+static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk, const sink_room *room,
+                                fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    if (pipeline->job.mappings != NULL) return populate_mapping(self, chunk, error);
-    bool has_slot = pipeline->device_lane != NULL, done = false;
-    if (has_slot) FST_TRY(read_far(self, chunk, &done, error));
-    if (done || atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
-    io_lane *lane;
-    FST_TRY(lane_of_chunk(self, chunk, &lane, error));
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    if (lane->engine->is_async && !has_slot)
-        pipeline->chunks[chunk].way = (uint8_t)choose_way(pipeline, chunk);
-    uint64_t step = block_bytes(pipeline, lane, chunk);
+    bool to_room = reads_to_room(pipeline, lane, chunk, room);
+    bool whole = lane->engine->is_mapped || (!lane->engine->is_async && to_room);
+    uint64_t step = whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
     pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);
     for (uint64_t begin = range->begin; begin < range->end;) {
         uint64_t end = fsti_min(origin + ((begin - origin) / step + 1) * step, range->end);
-        while (lane->free_blocks == NULL) FST_TRY(finish_block(self, lane, error));
-        io_block *block = lane->free_blocks;
-        lane->free_blocks = block->next_free;
-        block->chunk = chunk;
-        block->retry_count = 0;
-        block->is_buffered = false;
+        io_block *block;
+        FST_TRY(take_block(self, lane, chunk, &block, error));
         block->begin = begin;
         block->end = block->needed_end = end;
-        if (extent->converts && (!has_slot || end == range->end))
+        // In the room of a whole chunk the next block has what a unit needs.
+        if (extent->converts && (!pipeline->sink->has_slots || end == range->end))
             block->needed_end = fsti_min(end + FSTI_PLAN_UNIT_BYTES_MAX - 1, extent->end);
         uint64_t start_ns = fsti_now_ns();
-        submit_block(self, lane, block);
+        submit_block(self, lane, block, to_room ? room : NULL);
         self->counts.read_ns += fsti_now_ns() - start_ns;
         begin = end;
         if (atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
     }
     return FST_OK;
+}
+
+static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
+    fsti_pipeline *pipeline = self->pipeline;
+    sink_room room;
+    FST_TRY(find_room(self, chunk, &room, error));
+    if (room.answer == SINK_DONE) return FST_OK;
+    io_lane *lane;
+    FST_TRY(lane_of_chunk(self, chunk, &lane, error));
+    bool is_ring = lane->engine->is_async && !pipeline->sink->has_slots;
+    pipeline->chunks[chunk].way = (uint8_t)(is_ring ? choose_way(pipeline, chunk) : FST_RING_AUTO);
+    return submit_blocks(self, lane, chunk, &room, error);
 }
 
 static void populate_place(worker *self, uint32_t chunk) {
@@ -521,11 +404,10 @@ static chunk_wish wish_of(const worker *self, bool block) {
                         .may_populate = has_lanes && !self->is_lane_worker};
 }
 
-/// Waits for a chunk on its way to the device; false when there is none.
-static bool reap_device(worker *self, fst_status *status, fst_error *error) {
+/// Waits for a chunk on its way; false when there is none.
+static bool reap_chunk(worker *self, fst_status *status, fst_error *error) {
     bool any = false;
-    if (self->pipeline->device_lane == NULL) return false;
-    *status = fsti_device_lane_reap(self->pipeline, true, &any, &self->counts, error);
+    *status = self->pipeline->sink->reap(self->pipeline, &any, &self->counts, error);
     return any;
 }
 
@@ -543,7 +425,7 @@ static fst_status work(worker *self, fst_error *error) {
         } else if (!busy) {
             break; // nothing left, and nothing in flight
         } else {
-            busy = finish_any(self, &status, error) || reap_device(self, &status, error);
+            busy = finish_any(self, &status, error) || reap_chunk(self, &status, error);
         }
     }
     return status;
@@ -566,14 +448,10 @@ void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index) {
     }
     self->pipeline = pipeline;
     self->is_lane_worker = index < pipeline->lane_count;
-    bool has_device = pipeline->device_lane != NULL;
-    fst_status status = has_device ? fsti_device_lane_begin(pipeline, &error) : FST_OK;
-    bool has_context = has_device && status == FST_OK;
-    if (status == FST_OK) status = work(self, &error);
+    fst_status status = work(self, &error);
     if (status != FST_OK) fsti_pipeline_fail(pipeline, &error);
     drain(self);
     close_lanes(self);
-    if (has_context) fsti_device_lane_end(pipeline);
     fsti_pipeline_count(pipeline, &self->counts);
     fsti_free(self);
 }

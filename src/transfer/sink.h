@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where chunks go: memory of the processors, views of the file, a device. A worker reads chunks
+/// and knows these five functions, not what is behind them. From any worker's thread.
+#ifndef FSTI_SINK_H
+#define FSTI_SINK_H
+
+#include "pipeline.h"
+
+typedef enum sink_answer {
+    SINK_READY, ///< its blocks may be read
+    SINK_BUSY,  ///< no room now: ask again when something of yours is finished, or with `wait`
+    SINK_DONE,  ///< nothing is to be read: the sink has finished the chunk, or the work stops
+} sink_answer;
+
+/// What a chunk gets: where `origin` of its file is to be read to. NULL: the worker reads to slots
+/// of its own, from where place() takes it.
+typedef struct sink_room {
+    bool wait; ///< in: for room, whatever it takes
+    sink_answer answer;
+    char *base;
+    uint64_t origin;
+} sink_room;
+
+/// Bytes [begin, end) of a chunk, found at `source`; up to `needed_end` may be looked at.
+typedef struct sink_block {
+    uint32_t chunk;
+    uint64_t begin, end, needed_end;
+    const char *source;
+    bool is_mapped; ///< a mapping: its pages may fail to come
+} sink_block;
+
+struct fsti_sink {
+    bool is_view;   ///< there is no memory to be made, and chunks that are in memory are done
+    bool has_slots; ///< the room of a chunk takes every read, so that workers need no slots
+    fst_status (*prepare)(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
+                          worker_counts *counts, fst_error *error);
+    fst_status (*place)(fsti_pipeline *pipeline, const sink_block *block, worker_counts *counts,
+                        fst_error *error);
+    /// All blocks are placed: the chunk is finished, now or when reap() finds that it has arrived.
+    fst_status (*complete)(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                           fst_error *error);
+    /// Waits for a chunk that is on its way; *any is false when none is.
+    fst_status (*reap)(fsti_pipeline *pipeline, bool *any, worker_counts *counts, fst_error *error);
+    /// The work stops: wakes who waits for room.
+    void (*wake)(fsti_pipeline *pipeline);
+};
+
+extern const fsti_sink fsti_sink_host, fsti_sink_view, fsti_sink_device;
+
+/// Runs `copy(context)`, which reads the block; FST_E_IO or FST_E_FILE_CHANGED when pages of a
+/// mapping could not be had.
+fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
+                          void (*copy)(void *context), void *context, fst_error *error);
+
+/// For sinks that have nothing to wait for.
+fst_status fsti_sink_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                            fst_error *error);
+fst_status fsti_sink_reap_none(fsti_pipeline *pipeline, bool *any, worker_counts *counts,
+                               fst_error *error);
+void fsti_sink_wake_none(fsti_pipeline *pipeline);
+
+#endif

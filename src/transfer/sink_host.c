@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The sink of memory that the processors write to: a linear chunk may be read straight to its
+/// place, any other is scattered from where it was read to.
+#include <errno.h>
+
+#include "sink.h"
+
+static fst_status prepare_place(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
+                                worker_counts *counts, fst_error *error) {
+    (void)counts;
+    (void)error;
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    room->answer = SINK_READY;
+    room->base = NULL;
+    if (!extent->linear) return FST_OK;
+    room->base = pipeline->batches[extent->batch].buffer->data + extent->buffer_offset;
+    room->origin = extent->begin;
+    return FST_OK;
+}
+
+/// A copy and the time it takes.
+fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
+                          void (*copy)(void *context), void *context, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[block->chunk].extent];
+    bool good = true;
+    if (block->is_mapped)
+        good = fsti_io_guarded(copy, context, block->source, block->needed_end - block->begin);
+    else
+        copy(context);
+    if (good) return FST_OK;
+    FST_TRY(fsti_pipeline_check_file(pipeline, extent, block->begin, error));
+    fsti_pipeline_describe(pipeline, extent, block->begin, FST_E_IO, EIO, error);
+    return FST_E_IO;
+}
+
+static void carry_out(void *order) { fsti_scatter(order); }
+
+static fst_status scatter_block(fsti_pipeline *pipeline, const sink_block *block,
+                                worker_counts *counts, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[block->chunk].extent];
+    fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
+    scatter_order order = {.plan = plan,
+                           .extent = extent,
+                           .buffer = buffer == NULL ? NULL : buffer->data,
+                           .source = block->source,
+                           .begin = block->begin,
+                           .end = block->end,
+                           .settled = pipeline->settled};
+    FST_TRY(fsti_sink_copy(pipeline, block, carry_out, &order, error));
+    counts->bytes_copied += order.copied;
+    counts->bytes_converted += order.converted;
+    return FST_OK;
+}
+
+fst_status fsti_sink_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                            fst_error *error) {
+    (void)error;
+    fsti_pipeline_finish(pipeline, chunk, counts);
+    return FST_OK;
+}
+
+fst_status fsti_sink_reap_none(fsti_pipeline *pipeline, bool *any, worker_counts *counts,
+                               fst_error *error) {
+    (void)pipeline;
+    (void)counts;
+    (void)error;
+    *any = false;
+    return FST_OK;
+}
+
+void fsti_sink_wake_none(fsti_pipeline *pipeline) { (void)pipeline; }
+
+const fsti_sink fsti_sink_host = {
+    .prepare = prepare_place,
+    .place = scatter_block,
+    .complete = fsti_sink_finish,
+    .reap = fsti_sink_reap_none,
+    .wake = fsti_sink_wake_none,
+};
