@@ -219,7 +219,8 @@ class Info(ctypes.Structure):
     _fields_ = [("name", ctypes.c_void_p), ("name_size", ctypes.c_size_t), ("dtype", ctypes.c_int),
                 ("rank", ctypes.c_uint32), ("shape", ctypes.POINTER(ctypes.c_uint64)),
                 ("elements", ctypes.c_uint64), ("size", ctypes.c_uint64),
-                ("file", ctypes.c_uint32), ("offset", ctypes.c_uint64)]
+                ("file", ctypes.c_uint32), ("offset", ctypes.c_uint64),
+                ("reserved", ctypes.c_uint64 * 4)]
 
 
 def c_library():

@@ -337,3 +337,18 @@ def test_answers_as_json(run, sample, tmp_path):
                               (["show", "--json", path, "none*"], "NoMatch", 1)):
         out, err = run(*words, code=code, cwd=tmp_path)
         assert json.loads(out)["error"]["kind"] == kind and err == ""
+
+
+def test_clean_removes_what_killed_saves_left(run, tmp_path, torch):
+    save_file({"a": torch.ones(2)}, tmp_path / "m.safetensors")
+    left = tmp_path / ".m.safetensors.0123456789abcdef.tmp"
+    left.write_bytes(bytes(1000))
+    other = tmp_path / ".m.safetensors.short.tmp"
+    other.touch()
+    out, _ = run("clean", "--dry-run", tmp_path)
+    assert left.name in out and "would be removed" in out and left.exists()
+    out, _ = run("clean", "--json", tmp_path)
+    answer = json.loads(out)
+    assert answer["removed"] == 1 and answer["leftovers"][0]["bytes"] == 1000
+    assert not left.exists() and other.exists() and (tmp_path / "m.safetensors").exists()
+    assert "0 files removed" in run("clean", tmp_path)[0]
