@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEAVY = (
     "test_integrations.py", "test_examples.py", "test_crash.py", "test_fuzz_python.py",
     "test_install.py::test_wheel_and_sdist_in_empty_environments",
-    "test_install.py::test_a_short_soak", "test_gpu_check.py",
+    "test_install.py::test_a_short_soak", "test_gpu_check.py", "test_checkpoint.py",
+    "test_save.py::test_killed_at_random_moments", "test_hosts.py",
 )
 
 

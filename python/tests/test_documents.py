@@ -22,6 +22,76 @@ def test_example(title, code, tmp_path, torch):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_readme_s_program_runs(tmp_path, torch):
+    from fastsafetensors.torch import save_file
+
+    text = (PAGE.parents[1] / "README.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    assert "load_file" in code
+    save_file({"embeddings.weight": torch.ones(300, 4)}, tmp_path / "model.safetensors")
+    done = subprocess.run([sys.executable, "-c", code + "assert rows.shape == (100, 4)"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+ROOT = PAGE.parents[1]
+PAGES = sorted(path for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "testing/*.md",
+                                    "benchmarks/*.md") for path in ROOT.glob(pattern))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    """Relative links of every page name files that exist, and headings that they have."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    for link in links:
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        if anchor:
+            heads = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
+                     for head in re.findall(r"^#+ (.*)$", target.read_text(), re.M)}
+            assert anchor in heads, link
+
+
+def test_the_page_of_package_indexes_has_no_relative_links():
+    text = (ROOT / "docs/package.md").read_text()
+    assert all("://" in link for link in re.findall(r"\]\(([^)]+)\)", text))
+    assert 'readme = "docs/package.md"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_index_leads_to_every_page():
+    index = (ROOT / "docs/index.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name in ("index.md", "package.md") or f"({page.name})" in index, page.name
+
+
+def test_the_picture_is_drawn_from_the_data():
+    done = subprocess.run([sys.executable, ROOT / "tools/draw_figure.py", "--check"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_pages_name_every_status_and_commands_that_there_are(command):
+    """docs/errors.md has every status; the README's commands are commands."""
+    names = re.findall(r'X\(FST_\w+, "(\w+)"', (ROOT / "src/base/status_map.h").read_text())
+    page = (ROOT / "docs/errors.md").read_text()
+    assert len(names) > 25
+    assert not [name for name in names if name not in ("Ok", "End") and name not in page]
+    known = subprocess.run([command, "__complete", ""], capture_output=True, text=True).stdout
+    for text in re.findall(r"^\$ fastsafetensors (\w+) ", (ROOT / "README.md").read_text(), re.M):
+        assert text in known.split() or text.endswith("safetensors"), text
+
+
+def test_the_readme_is_true_of_gpus():
+    """Until a report of a real GPU is in the tree, the first page says that there is none."""
+    said = "no real GPU has run it yet" in " ".join((ROOT / "README.md").read_text().split())
+    reports = list((ROOT / "docs").glob("gpu-report*"))
+    assert said or reports
+
+
 def test_every_row_of_the_threat_model_has_its_test():
     root = PAGE.parents[1]
     rows = re.findall(r"^\| .* \| .* \| (.*) \|$", (root / "SECURITY.md").read_text(), re.M)

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the documents' site into build/site: pages, the Python and the C reference.
+
+The pages are docs/ and those of the root that they lead to; the Python reference is made of
+docstrings, the C reference of the public headers. A link that leads nowhere fails the build.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STAGE = ROOT / "build/docs"
+SITE = ROOT / "build/site"
+ROOT_PAGES = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "SUPPORT.md", "RELEASING.md")
+# The modules that programs import; what begins with "_" is not for them.
+MODULES = ("fastsafetensors", "fastsafetensors.torch", "fastsafetensors.numpy",
+           "fastsafetensors.sharded", "fastsafetensors.checkpoint",
+           "fastsafetensors.integrations", "fastsafetensors.compat",
+           "fastsafetensors.fast_loading")
+HEADERS = ("base", "dtype", "model", "loader", "writer", "device", "experimental", "version")
+CONFIGURATION = """\
+site_name: fastsafetensors
+docs_dir: {stage}
+site_dir: {site}
+use_directory_urls: false
+theme:
+  name: material
+  font: false
+  palette:
+    - media: "(prefers-color-scheme: light)"
+      scheme: default
+      toggle: {{icon: material/weather-night, name: dark}}
+    - media: "(prefers-color-scheme: dark)"
+      scheme: slate
+      toggle: {{icon: material/weather-sunny, name: light}}
+plugins:
+  - search
+  - mkdocstrings:
+      handlers:
+        python:
+          paths: [{python}]
+          options: {{show_source: false, show_root_heading: true, heading_level: 2}}
+markdown_extensions: [tables, admonition, pymdownx.superfences]
+validation:
+  links: {{not_found: warn, anchors: warn, absolute_links: warn}}
+nav:
+  - Start here: index.md
+  - Python by task: python.md
+  - The command: command.md
+  - C library: c-library.md
+  - Integrations: integrations.md
+  - GPUs: gpu.md
+  - Many ranks: scaling.md
+  - Troubleshooting: troubleshooting.md
+  - Errors: errors.md
+  - Environment variables: environment.md
+  - Benchmarks: benchmarks/README.md
+  - Reliability: reliability.md
+  - Compatibility: compatibility.md
+  - Reference:
+      - Python: reference-python.md
+      - C: reference-c.md
+  - Inside: [ARCHITECTURE.md, FORMAT.md, CONTRIBUTING.md, SECURITY.md, SUPPORT.md, RELEASING.md,
+             CHANGELOG.md]
+"""
+
+
+def stage_page(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copy a page; links to pages of the root lead to their copies, links to files to a name."""
+    def change(match: re.Match[str]) -> str:
+        text, link = match.group(1), match.group(2)
+        path, hash_mark, anchor = link.partition("#")
+        if "://" in link or not path:
+            return match.group(0)
+        place = (source.parent / path).resolve()
+        if not place.exists():
+            raise SystemExit(f"{source.relative_to(ROOT)}: {link} leads nowhere")
+        name = place.relative_to(ROOT).as_posix()
+        if name in ROOT_PAGES and target.parent == STAGE:
+            return f"[{text}]({name}{hash_mark}{anchor})"
+        if place.is_relative_to(ROOT / "docs") and place.is_file():
+            return match.group(0)
+        if name == "docs/benchmarks":
+            return f"[{text}](benchmarks/README.md)"
+        return f"{text} (`{name}`)"  # a file of the source tree
+
+    text = source.read_text()
+    target.write_text(re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", change, text))
+
+
+def c_reference() -> str:
+    """Return a page of the public headers: every comment with what it stands before."""
+    out = ["# C reference", "", "Made of the public headers, which are the reference.", ""]
+    for name in HEADERS:
+        lines = (ROOT / f"include/fastsafetensors/{name}.h").read_text().splitlines()
+        out += [f"## {name}.h", ""]
+        comment: list[str] = []
+        code: list[str] = []
+        for line in lines:
+            if line.startswith("///"):
+                if code:
+                    out += code_block(code)
+                    code = []
+                comment.append(line[3:].removeprefix(" "))
+                continue
+            if comment:
+                out += [*comment, ""]
+                comment = []
+            if line.startswith(("#", "// SPDX", 'extern "C"')) and not line.startswith(
+                    "#define FST_") or (line == "}" and not code):
+                continue
+            if line or code:
+                code.append(line)
+            if not line and code and "".join(code).count("{") == "".join(code).count("}"):
+                out += code_block(code)
+                code = []
+        out += code_block(code)
+    return "\n".join(out) + "\n"
+
+
+def code_block(lines: list[str]) -> list[str]:
+    """Return C lines as a block, or nothing when there is none."""
+    text = "\n".join(lines).strip()
+    return ["```c", text, "```", ""] if text else []
+
+
+def python_reference() -> str:
+    """Return a page that has the docstrings of the public modules put in."""
+    out = ["# Python reference", ""]
+    for module in MODULES:
+        out += [f"::: {module}", ""]
+    return "\n".join(out)
+
+
+def main() -> int:
+    """Stage the pages and build the site."""
+    shutil.rmtree(STAGE, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", STAGE)
+    for source in (ROOT / "docs").rglob("*.md"):
+        stage_page(source, STAGE / source.relative_to(ROOT / "docs"))
+    for name in ROOT_PAGES:
+        stage_page(ROOT / name, STAGE / name)
+    (STAGE / "package.md").unlink(missing_ok=True)  # of package indexes
+    (STAGE / "reference-c.md").write_text(c_reference())
+    (STAGE / "reference-python.md").write_text(python_reference())
+    configuration = ROOT / "build/mkdocs.yml"
+    configuration.write_text(CONFIGURATION.format(stage=STAGE, site=SITE, python=ROOT / "python"))
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f",
+                           str(configuration)], cwd=ROOT,
+                          env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    if done.returncode == 0:
+        print(f"{SITE.relative_to(ROOT)}/index.html: {len(list(SITE.rglob('*.html')))} pages")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
