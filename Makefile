@@ -128,7 +128,7 @@ docs: $(VENV)/.docs-ready $(VENV)/.package-ready ## the documents as a site, int
 	@$(BIN)/python tools/make_docs.py
 
 bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1
-	@$(BIN)/python -m fastsafetensors.bench$(if $(SAVE),_save,$(if $(LAYERS),_layers)) $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,compare_loads)).py $(BENCH_ARGS)
 
 fuzz: $(VENV)/.build-ready ## every fuzz target for SECONDS=60 (clang)
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)

@@ -92,7 +92,7 @@ def child(order):
         from fastsafetensors.integrations import accelerate_from_pretrained
 
         switch = accelerate_from_pretrained()
-    from fastsafetensors.bench import hold_ballast
+    from compare_loads import hold_ballast
 
     # Memory that the host has to provide first would be what is measured (docs/benchmarks).
     hold_ballast(4 << 30)

@@ -36,9 +36,9 @@ def child(order):
     import torch
 
     torch.zeros(1).sum()
+    from compare_loads import hold_ballast
     from safetensors.torch import load_file
 
-    from fastsafetensors.bench import hold_ballast
     from fastsafetensors.fast_loading import load_safetensors
 
     path = pathlib.Path(order["path"])

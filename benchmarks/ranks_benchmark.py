@@ -29,7 +29,7 @@ LAYERS, ROWS, COLUMNS = 64, 4096, 2048
 
 def make_files(folder, count=4):
     """Return the paths of a model of 1 GiB in some files."""
-    from fastsafetensors.bench import write_model
+    from compare_loads import write_model
 
     paths = []
     for number in range(count):
@@ -135,7 +135,7 @@ def set_cache(paths, cold):
 
 def agreement(ranks, folder):
     """Milliseconds of the ranks' agreement on a file of 20,000 tensors: a program for each rank."""
-    from fastsafetensors.bench import make_files as bench_files
+    from compare_loads import make_files as bench_files
 
     code = """
 import sys, time, torch.distributed as dist

@@ -37,35 +37,39 @@ Importing this package imports no framework.
 
 from typing import TYPE_CHECKING, Any
 
+from . import _old_paths
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
 from ._open import safe_open
 
 # Names that need a framework, or more time than an import may take: found when first asked for.
 _LAZY = {
-    "AutoLoader": "auto_loader",
-    "BudgetInfeasibleError": "_planner",
-    "DEFAULT_EXPERT_PATTERN": "ep_slice",
-    "FilesBufferOnDevice": "file_buffer",
-    "LoaderConfig": "config",
-    "ParallelLoader": "parallel_loader",
-    "ParallelSaver": "saver",
+    "AutoLoader": "v05.auto_loader",
+    "BudgetInfeasibleError": "v05.batch_plan",
+    "DEFAULT_EXPERT_PATTERN": "v05.ep_slice",
+    "FilesBufferOnDevice": "v05.file_buffer",
+    "LoaderConfig": "v05.config",
+    "ParallelLoader": "v05.parallel_loader",
+    "ParallelSaver": "v05.saver",
     "RankError": "_agreement",
-    "SafeTensorsFileLoader": "loader",
-    "SafeTensorsMetadata": "common",
-    "SingleGroup": "common",
-    "TensorFrame": "common",
-    "expert_parallel_filter": "ep_slice",
-    "expert_parallel_filter_from_env": "ep_slice",
-    "fastsafe_open": "loader",
-    "get_device_numa_node": "common",
-    "live_allocation_bytes": "allocation",
-    "live_allocation_count": "allocation",
-    "load_config": "config",
+    "SafeTensorsFileLoader": "v05.loader",
+    "SafeTensorsMetadata": "v05.common",
+    "SingleGroup": "v05.common",
+    "TensorFrame": "v05.common",
+    "expert_parallel_filter": "v05.ep_slice",
+    "expert_parallel_filter_from_env": "v05.ep_slice",
+    "fastsafe_open": "v05.loader",
+    "get_device_numa_node": "v05.common",
+    "live_allocation_bytes": "v05.allocation",
+    "live_allocation_count": "v05.allocation",
+    "load_config": "v05.config",
     "load_file": "torch",
-    "owned_expert_range": "ep_slice",
+    "owned_expert_range": "v05.ep_slice",
     "save_file": "torch",
 }
+
+# Modules of the package that are attributes of it, imported or not.
+_MODULES = ("checkpoint", "compat", "distributed", "fast_loading", "integrations", "numpy", "torch")
 
 __all__ = [
     "AutoLoader",
@@ -97,35 +101,46 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ._planner import BudgetInfeasibleError
-    from .allocation import live_allocation_bytes, live_allocation_count
-    from .auto_loader import AutoLoader
-    from .common import (
+    from ._agreement import RankError
+    from .torch import load_file, save_file
+    from .v05.allocation import live_allocation_bytes, live_allocation_count
+    from .v05.auto_loader import AutoLoader
+    from .v05.batch_plan import BudgetInfeasibleError
+    from .v05.common import (
         SafeTensorsMetadata,
         SingleGroup,
         TensorFrame,
         get_device_numa_node,
     )
-    from .config import LoaderConfig, load_config
-    from .ep_slice import (
+    from .v05.config import LoaderConfig, load_config
+    from .v05.ep_slice import (
         expert_parallel_filter,
         expert_parallel_filter_from_env,
         owned_expert_range,
     )
-    from .file_buffer import FilesBufferOnDevice
-    from .loader import SafeTensorsFileLoader, fastsafe_open
-    from .parallel_loader import ParallelLoader
-    from .saver import ParallelSaver
-    from .torch import load_file, save_file
+    from .v05.file_buffer import FilesBufferOnDevice
+    from .v05.loader import SafeTensorsFileLoader, fastsafe_open
+    from .v05.parallel_loader import ParallelLoader
+    from .v05.saver import ParallelSaver
+else:
+    # Type checkers see the names above, and find a misspelt one.
+    def __getattr__(name: str) -> Any:
+        """Import what needs a framework, and modules, when they are asked for."""
+        import importlib
+
+        if name in _LAZY:
+            value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        elif name in _old_paths.OLD_PATHS or name in _MODULES:
+            value = importlib.import_module(f"{__name__}.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
-def __getattr__(name: str) -> Any:
-    """Import what needs a framework when it is asked for."""
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'fastsafetensors' has no attribute {name!r}")
-    import importlib
+def __dir__() -> list[str]:
+    """List what is found when it is asked for, too."""
+    return sorted({*globals(), *_LAZY, *_MODULES})
 
-    value = getattr(importlib.import_module(f"fastsafetensors.{module}"), name)
-    globals()[name] = value
-    return value
+
+_old_paths.install()

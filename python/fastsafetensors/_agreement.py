@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .frameworks import ProcessGroupBase
+from .v05.frameworks import ProcessGroupBase
 
 
 class RankError(RuntimeError):

@@ -15,6 +15,7 @@ import torch as _torch
 from ._core import Model
 from ._gpu import load_options, stream_of
 from ._load import OpenLoad, load_from
+from ._rank_parts import part_on_mesh
 from ._tensor_memory import Extent, extents_of, find_covered, overlap_groups
 from ._torch_state import TORCH_NAMES, dtype_name, format_box, torch_dtype, torch_shape
 from ._torch_tensors import export
@@ -159,8 +160,6 @@ def is_dtensor(tensor: Any) -> bool:
 
 def _local_box(name: str, tensor: Any) -> tuple[list[int], list[int]]:
     """Begin and end of the part of a DTensor that this rank has."""
-    from .sharded import part_on_mesh
-
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._core import Model, error_class
-from ._memory import model_of_bytes
-from .st_types import DTYPE_SIZES, Device, DType
+from .._core import Model, error_class
+from .._memory import model_of_bytes
+from .st_types import Device, DType
 
 __all__ = [
     "SafeTensorsMetadata",
@@ -289,21 +289,6 @@ def open_model(path: str, shown: str | None = None) -> Model:
         for name in ("tag", "file", "tensor", "byte_offset"):
             setattr(raised, name, getattr(error, name, None))
         raise raised from None
-
-
-def block_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Begin and end of a rank's block of ceil(size / ranks), as torch.chunk cuts.
-
-    The last blocks may be short or empty.
-    """
-    block = -(-size // ranks)
-    begin = min(rank * block, size)
-    return begin, min(begin + block, size)
-
-
-def dtype_bytes(dtype: DType, count: int) -> int:
-    """Bytes of `count` elements."""
-    return int(count * DTYPE_SIZES[dtype])
 
 
 def device_of(device: Any) -> Device:

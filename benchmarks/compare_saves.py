@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves side by side with the peers: ``python -m fastsafetensors.bench_save``.
+"""Saves side by side with the peers: ``python benchmarks/compare_saves.py``.
 
-As in fastsafetensors.bench every timed run is a process of its own, interleaved at random; what was
+As in compare_loads.py every timed run is a process of its own, interleaved at random; what was
 written is read back and compared. Quick saves (the kernel has the bytes) and durable ones (the
 device has them) are never compared with one another.
 """
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fastsafetensors.bench import MIB, hold_ballast, machine, peak_memory, summary
+from compare_loads import MIB, hold_ballast, machine, peak_memory, summary
 
 Save = Callable[[dict[str, Any], str], None]
 
@@ -181,7 +181,7 @@ def run_scenario(scenario: tuple[str, str, list[str]], arguments: argparse.Names
             print(f"\r{title}: {number} of {len(order)} ", end="", file=sys.stderr)
         job = {"contestant": name, "kind": kind, "ballast": arguments.ballast * MIB,
                "path": str(pathlib.Path(arguments.folder) / "saved.tmp")}
-        done = subprocess.run([sys.executable, "-m", __spec__.name, "--child", json.dumps(job)],
+        done = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)],
                               capture_output=True, text=True)
         if done.returncode:
             skipped[name] = done.stderr.strip().splitlines()[-1][:160]
@@ -192,7 +192,7 @@ def run_scenario(scenario: tuple[str, str, list[str]], arguments: argparse.Names
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m fastsafetensors.bench_save",
+    parser = argparse.ArgumentParser(prog="python benchmarks/compare_saves.py",
                                      description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--folder", default="build/bench", help="where files and results go")
@@ -203,8 +203,9 @@ def main() -> int:
     if arguments.child:
         print(json.dumps(child(json.loads(arguments.child))))
         return 0
+    from bench_report import html_report, print_scenario
+
     from fastsafetensors import __version__
-    from fastsafetensors._bench_report import html_report, print_scenario
 
     folder = pathlib.Path(arguments.folder)
     folder.mkdir(parents=True, exist_ok=True)

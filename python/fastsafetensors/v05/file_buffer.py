@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ._agreement import Agreement, named
-from ._core import error_class
-from ._errors import unknown_tensor
-from ._load import OpenLoad
-from .common import block_of
+from .._agreement import Agreement, named
+from .._core import error_class
+from .._errors import unknown_tensor
+from .._load import OpenLoad
+from .._rank_parts import block_of
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType, converted
 
@@ -91,7 +91,7 @@ class LoadedFile:
     def _tell_gds(self) -> None:
         """Say once why files are not read straight to a GPU, where that was wished for."""
         if self.goes_far and self.loader is not None:
-            from ._gpu import tell_gds
+            from .._gpu import tell_gds
 
             tell_gds(self.loader.stats()["reason"])
 

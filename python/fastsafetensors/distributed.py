@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's part of a model: read where that is cheapest, sent where it is not. For torch.
 
-    from fastsafetensors.sharded import load_sharded, load_model_sharded
+    from fastsafetensors.distributed import load_sharded, load_model_sharded
 
     parts = load_sharded(folder, {"layers.0.wq": 0, "norm": None}, group)      # tensors
     state = load_model_sharded(folder, mesh, {"layers.*.wq": [Shard(0)]})      # DTensors
@@ -20,13 +20,11 @@ measured.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,43 +33,42 @@ from ._agreement import Agreement, named
 from ._core import Model
 from ._load import load_from
 from ._module_weights import ModuleState
+from ._rank_parts import (
+    Part,
+    Speeds,
+    choose_way,
+    find_placements,
+    over_read,
+    part_of,
+    part_on_mesh,
+)
+from ._ranks_save import save_on_ranks
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import export, make_item
-from .common import block_of, device_of
-from .file_buffer import STRATEGIES
-from .frameworks import get_framework_op
-from .frameworks._torch import TorchTensor, fst_dtype
-from .st_types import Device
+from .v05.common import device_of
+from .v05.file_buffer import STRATEGIES
+from .v05.frameworks import get_framework_op
+from .v05.frameworks._torch import TorchTensor, fst_dtype
+from .v05.st_types import Device
+
+__all__ = [
+    "Part",
+    "ShardedTensors",
+    "Speeds",
+    "choose_way",
+    "find_placements",
+    "load_model_sharded",
+    "load_sharded",
+    "over_read",
+    "part_of",
+    "part_on_mesh",
+    "save_on_ranks",
+]
 
 # Tensors that are sent are read and sent in groups of this many bytes, the next one being read
 # meanwhile.
 _GROUP_BYTES = 64 << 20
-# Pieces of a slice that are closer than this are read as one (the loader's own rule).
-_GAP_BYTES = 64 << 10
-# Smaller whole tensors are read by every rank: a message would take longer.
-_SMALL_BYTES = 1 << 20
 _PROBE_BYTES = 8 << 20
-
-
-@dataclass(frozen=True)
-class Part:
-    """A rank's part of a tensor: begin and end of every dimension."""
-
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-
-    @property
-    def shape(self) -> list[int]:
-        """Elements in each dimension."""
-        return [e - b for b, e in zip(self.begin, self.end, strict=True)]
-
-
-@dataclass
-class Speeds:
-    """Bytes a second: of a rank's reads while all ranks read, and of a broadcast."""
-
-    storage: float
-    link: float
 
 
 class ShardedTensors(dict[str, Any]):
@@ -85,57 +82,6 @@ class ShardedTensors(dict[str, Any]):
 
 
 _measured: dict[int, Speeds] = {}
-
-
-def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Part:
-    """Return the rank's block of ceil(size / ranks) along a dimension, as torch.chunk cuts.
-
-    The last blocks may be short or empty; dim None: the whole.
-    """
-    begin, end = [0] * len(shape), list(shape)
-    if dim is not None:
-        if not -len(shape) <= dim < len(shape):
-            raise ValueError(f"dimension {dim} of a tensor of {len(shape)} dimensions")
-        begin[dim], end[dim] = block_of(shape[dim], rank, ranks)
-    return Part(tuple(begin), tuple(end))
-
-
-def over_read(shape: Sequence[int], part: Part, item_bytes: float) -> float:
-    """Bytes that reading a part takes, over the bytes of the part.
-
-    A part whose pieces are closer than 64 KiB is read with the gaps between them.
-    """
-    wanted = math.prod(part.shape)
-    if wanted == 0:
-        return 1.0
-    cut = [d for d in range(len(shape)) if part.shape[d] != shape[d]]
-    if not cut or cut[-1] == 0:
-        return 1.0
-    last = cut[-1]  # pieces are contiguous from here on
-    inner = math.prod(shape[last + 1 :])
-    gap = (shape[last] - part.shape[last]) * inner * item_bytes
-    if gap >= _GAP_BYTES:
-        return 1.0
-    return shape[last] / part.shape[last]
-
-
-def choose_way(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds, ranks: int) -> str:
-    """Choose how a tensor comes to the ranks; the same on all of them.
-
-    A slice costs over / ranks of the tensor at storage speed on each rank. Sending costs one read
-    of it, shared out among the ranks (each owns every n-th tensor), and the link: scatter each
-    other rank's part once, broadcast the tensor.
-    """
-    if whole_bytes <= _SMALL_BYTES:
-        return "slice"
-    share = whole_bytes / ranks
-    if is_whole:
-        alone = whole_bytes / speeds.storage
-        shared = share / speeds.storage + whole_bytes / speeds.link
-        return "slice" if alone <= shared else "broadcast"
-    slice_seconds = over * share / speeds.storage
-    sent = share / speeds.storage + share * (ranks - 1) / ranks / speeds.link
-    return "slice" if slice_seconds <= sent else "scatter"
 
 
 class _Described:
@@ -461,62 +407,6 @@ def load_sharded(
 
 
 # ---- DTensor ----
-
-# What the tensor-parallel styles of transformers mean for a weight and a bias.
-_STYLES = {"colwise": (0, 0), "rowwise": (1, None)}
-
-
-def _placements_of(style: str, name: str) -> Any:
-    """Return [Shard or Replicate] of a style such as "colwise" for a parameter's name."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    kind = next((kind for kind in _STYLES if kind in style), None)
-    if kind is None:
-        return [Replicate()]  # "replicate", "sequence_parallel" and the like keep weights whole
-    dim = _STYLES[kind][1 if name.endswith("bias") else 0]
-    return [Replicate() if dim is None else Shard(dim)]
-
-
-def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
-    """Return the placements of a parameter, one for each dimension of the mesh.
-
-    described: placements for all, or {pattern: placements or a style of a tp_plan}; patterns match
-    the whole name, or the module's. What nothing describes is replicated.
-    """
-    from torch.distributed.tensor import Replicate
-
-    found: Any = None
-    if isinstance(described, Mapping):
-        module = name.rpartition(".")[0]
-        for pattern, value in described.items():
-            # A base model's plan does not say the name under which a larger model has it.
-            patterns = (pattern, f"*.{pattern}")
-            if any(fnmatch.fnmatchcase(n, p) for n in (name, module) for p in patterns):
-                found = _placements_of(value, name) if isinstance(value, str) else list(value)
-                break
-    elif described is not None:
-        found = list(described)
-    if found is None:
-        found = [Replicate()] * mesh_dims
-    if len(found) != mesh_dims:
-        raise ValueError(f"{name}: {len(found)} placements for a mesh of {mesh_dims} dimensions")
-    return list(found)
-
-
-def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],
-                 coordinate: Sequence[int]) -> Part:
-    """Return the part of a mesh coordinate: each Shard cuts what the ones before it left."""
-    begin, end = [0] * len(shape), list(shape)
-    for placement, size, at in zip(placements, sizes, coordinate, strict=True):
-        if placement.is_replicate():
-            continue
-        if not placement.is_shard() or type(placement).__name__ != "Shard":
-            raise ValueError(f"placement {placement} can't be read from a file")
-        dim = placement.dim % max(len(shape), 1)
-        first, last = block_of(end[dim] - begin[dim], at, size)
-        begin[dim], end[dim] = begin[dim] + first, begin[dim] + last
-    return Part(tuple(begin), tuple(end))
-
 
 def load_model_sharded(
     model: Any,

@@ -11,10 +11,10 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
-from ._agreement import Agreement
-from ._core import Model, error_class
-from ._load import load_from
-from ._types import Paths
+from .._agreement import Agreement
+from .._core import Model, error_class
+from .._load import load_from
+from .._types import Paths
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
 from .file_buffer import STRATEGIES, FilesBufferOnDevice, LoadedFile
@@ -60,7 +60,7 @@ class _PathLoader:
 
     def load(self) -> dict[str, Any]:
         """Read all tensors: {name: torch.Tensor} in file order, valid after close()."""
-        from ._torch_tensors import export
+        from .._torch_tensors import export
 
         if self._model is None:
             raise error_class()("SafeTensorsFileLoader is closed")

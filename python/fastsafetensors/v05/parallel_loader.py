@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ._agreement import Agreement
-from ._core import error_class, keep_memory
-from ._planner import Batch, BudgetInfeasibleError, Planner, PlanRules
-from ._progress import BatchBar, enable_tqdm
+from .._agreement import Agreement
+from .._core import error_class, keep_memory
+from .._progress import BatchBar, enable_tqdm
+from .batch_plan import Batch, BudgetInfeasibleError, Planner, PlanRules
 from .common import SafeTensorsMetadata, device_of
 from .copier.registry import is_built_in
 from .file_buffer import FilesBufferOnDevice, LoadedFile

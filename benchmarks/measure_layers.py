@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python layers add to a load: ``python -m fastsafetensors.bench_layers``.
+"""What the Python layers add to a load: ``python benchmarks/measure_layers.py``.
 
 The same file, in the page cache, is loaded by each front and by the extension alone, in turns, in
 one process whose memory is kept between loads. Shown are medians with their spread, what the
@@ -19,9 +19,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import ParallelLoader, SafeTensorsFileLoader, SingleGroup, _core, fastsafe_open, safe_open
-from .bench import make_files, warm
-from .torch import load_file
+from compare_loads import make_files, warm
+
+from fastsafetensors import (
+    ParallelLoader,
+    SafeTensorsFileLoader,
+    SingleGroup,
+    _core,
+    fastsafe_open,
+    safe_open,
+)
+from fastsafetensors.torch import load_file
 
 FILES = {"1 GiB": "1g", "25 MB": "25m", "20,000 tensors": "small"}
 
@@ -114,7 +122,7 @@ def print_file(title: str, times: dict[str, list[tuple[float, float]]], count: i
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m fastsafetensors.bench_layers",
+    parser = argparse.ArgumentParser(prog="python benchmarks/measure_layers.py",
                                      description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--folder", default="build/bench", help="where files go")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ._core import live_buffers
+from .._core import live_buffers
 
 
 def live_allocation_count() -> int:

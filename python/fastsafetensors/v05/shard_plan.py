@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._core import layout
+from .._core import layout
 from .st_types import DTYPE_SIZES, DType
 
 KEY_SHARD_INDEX = "fst.shard.index"

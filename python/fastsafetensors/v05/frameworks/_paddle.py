@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from .._core import live_buffers
+from ..._core import live_buffers
 from ..common import SingleGroup
 from ..st_types import Device, DeviceType, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
@@ -155,7 +155,7 @@ class PaddleOp(FrameworkOpBase):
 
     def wrap(self, tensor: Any) -> PaddleTensor:
         """Make a paddle tensor of one of ours."""
-        from .. import numpy as fst_numpy
+        from ... import numpy as fst_numpy
 
         dtype = DType(tensor.dtype)
         if dtype not in dtype_convert:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saving a model whose tensors are spread over ranks: a file a rank, written at the same time.
 
-    from fastsafetensors.sharded_save import save_on_ranks
+    from fastsafetensors.distributed import save_on_ranks
 
     save_on_ranks(my_tensors, "folder", dist.group.WORLD)
 
@@ -19,8 +19,8 @@ from typing import Any
 from ._agreement import Agreement
 from ._publish import INDEX, publish
 from ._torch_state import check_tensors
-from .frameworks import get_framework_op
 from .torch import save_file
+from .v05.frameworks import get_framework_op
 
 __all__ = ["save_on_ranks"]
 

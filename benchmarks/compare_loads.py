@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Side by side with the peers, on your own machine: ``python -m fastsafetensors.bench``.
+"""Side by side with the peers, on your own machine: ``python benchmarks/compare_loads.py``.
 
 Every timed run is a process of its own; runs are interleaved at random, the loaded bytes are
 checked, and medians are shown with their spread, CPU seconds and peak memory. Before the clock
@@ -528,7 +528,7 @@ def fio_limit(path: str, runs: int) -> dict[str, Any] | None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m fastsafetensors.bench",
+    parser = argparse.ArgumentParser(prog="python benchmarks/compare_loads.py",
                                      description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--folder", default="build/bench", help="where files and results go")
@@ -540,8 +540,9 @@ def main() -> int:
     if arguments.child:
         print(json.dumps(child(json.loads(arguments.child))))
         return 0
+    from bench_report import html_report, print_scenario
+
     from fastsafetensors import __version__
-    from fastsafetensors._bench_report import html_report, print_scenario
 
     bench = Bench(arguments)
     notes = [] if drop_caches() else ["Not root: cold files were evicted one by one, which keeps "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._core import dlpack_at
+from .._core import dlpack_at
 from .st_types import Device, DeviceType, DType
 
 # Device kinds of DLPack: https://dmlc.github.io/dlpack/latest/c_api.html

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from .._core import live_buffers
-from .._gpu import load_options
-from .._torch_state import TORCH_NAMES
-from .._torch_tensors import make_item
-from .._torch_tensors import wrap as wrap_core
+from ..._core import live_buffers
+from ..._gpu import load_options
+from ..._torch_state import TORCH_NAMES
+from ..._torch_tensors import make_item
+from ..._torch_tensors import wrap as wrap_core
 from ..common import SingleGroup
 from ..st_types import Device, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
@@ -145,7 +145,7 @@ class TorchProcessGroup(ProcessGroupBase):
         return int(dist.get_global_rank(self.real_pg, rank))
 
     def _explain(self, error: Exception, what: str) -> Exception:
-        from .._agreement import RankError
+        from ..._agreement import RankError
 
         return RankError(
             f"rank {self._number} of {self._count} waited for {what}, and not all ranks came: "
@@ -192,7 +192,7 @@ class TorchProcessGroup(ProcessGroupBase):
         sizes = [int.from_bytes(m, "little")
                  for m in self.exchange(len(data).to_bytes(8, "little"), what)]
         if max(sizes) > _TEXT_BYTES_MAX:
-            from .._agreement import RankError
+            from ..._agreement import RankError
 
             raise RankError(f"a rank has {max(sizes)} bytes to say of {what}")
         padded = self.exchange(data.ljust(max(sizes), b"\0"), what)

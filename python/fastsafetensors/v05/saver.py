@@ -21,9 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ._agreement import Agreement, RankError
-from ._core import Writer
-from ._shard_plan import (
+from .._agreement import Agreement, RankError
+from .._core import Writer
+from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
+from .shard_plan import (
     KEY_SHARD_COUNT,
     KEY_SHARD_INDEX,
     KEY_SHARD_SET,
@@ -38,7 +39,6 @@ from ._shard_plan import (
     plan_shards,
     shard_paths,
 )
-from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .st_types import DType
 
 __all__ = [
@@ -224,7 +224,7 @@ def _copy_source(view: memoryview, entry: WriteEntry, framework: str) -> None:
         return
     import torch
 
-    from ._torch_state import plain
+    from .._torch_state import plain
 
     _torch_view(view).copy_(plain(entry.source).reshape(-1).view(torch.uint8))
 
@@ -263,7 +263,7 @@ def plain_entry(name: str, tensor: Any, *, framework: str = "pytorch") -> WriteE
     if framework == "paddle":
         array = tensor.numpy()
         return WriteEntry(name, _paddle_dtype(tensor), list(array.shape), array.nbytes, tensor)
-    from ._torch_state import check_dense, dtype_name
+    from .._torch_state import check_dense, dtype_name
 
     check_dense(name, tensor)
     dtype = DType(dtype_name(tensor.dtype))
@@ -433,8 +433,8 @@ class ParallelSaver:
 
 def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[str, int]:
     """Where the bytes of torch sources are; owners keeps them there."""
-    from ._tensor_memory import address_of
-    from ._torch_state import plain
+    from .._tensor_memory import address_of
+    from .._torch_state import plain
 
     addresses = {}
     for entry in entries:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where programs for earlier versions import from: each path is the module that is there now.
+
+The modules themselves are under the new paths only; what was `fastsafetensors.loader` is the very
+module `fastsafetensors.v05.loader`. The .pyi files beside this one tell type checkers the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+
+# {old name: new name}, both within the package; modules inside of packages go with them.
+OLD_PATHS = {
+    **{
+        name: f"v05.{name}"
+        for name in (
+            "allocation",
+            "auto_loader",
+            "common",
+            "config",
+            "copier",
+            "cpp",
+            "dlpack",
+            "ep_slice",
+            "file_buffer",
+            "frameworks",
+            "loader",
+            "parallel_loader",
+            "saver",
+            "st_types",
+            "tensor_factory",
+            "threefs_loader",
+        )
+    },
+    "_planner": "v05.batch_plan",
+    "sharded": "distributed",
+    "sharded_save": "distributed",
+}
+_PACKAGE = __package__ or "fastsafetensors"
+
+
+def new_path(old: str) -> str | None:
+    """Return the full new name for a full old one; None for what did not move."""
+    package, _, rest = old.partition(".")
+    head, dot, tail = rest.partition(".")
+    if package != _PACKAGE or head not in OLD_PATHS:
+        return None
+    return f"{_PACKAGE}.{OLD_PATHS[head]}{dot}{tail}"
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds old names: before the path is searched, so that no module is there twice."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec for names that have moved."""
+        if new_path(fullname) is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Return the module at its new place."""
+        module = importlib.import_module(new_path(spec.name) or "")
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Leave the module as it is, under its own name."""
+        if module.__spec__ is not None and module.__spec__.loader is self:
+            module.__spec__ = module.__spec__.loader_state
+
+
+def install() -> None:
+    """Let old names be imported; once a process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

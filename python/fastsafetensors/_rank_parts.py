@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of a tensor a rank has, and which way it best comes there. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Pieces of a slice that are closer than this are read as one (the loader's own rule).
+_GAP_BYTES = 64 << 10
+# Smaller whole tensors are read by every rank: a message would take longer.
+_SMALL_BYTES = 1 << 20
+
+
+def block_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Begin and end of a rank's block of ceil(size / ranks), as torch.chunk cuts.
+
+    The last blocks may be short or empty.
+    """
+    block = -(-size // ranks)
+    begin = min(rank * block, size)
+    return begin, min(begin + block, size)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of a tensor: begin and end of every dimension."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+    @property
+    def shape(self) -> list[int]:
+        """Elements in each dimension."""
+        return [e - b for b, e in zip(self.begin, self.end, strict=True)]
+
+
+@dataclass
+class Speeds:
+    """Bytes a second: of a rank's reads while all ranks read, and of a broadcast."""
+
+    storage: float
+    link: float
+
+
+def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Part:
+    """Return the rank's block of ceil(size / ranks) along a dimension, as torch.chunk cuts.
+
+    The last blocks may be short or empty; dim None: the whole.
+    """
+    begin, end = [0] * len(shape), list(shape)
+    if dim is not None:
+        if not -len(shape) <= dim < len(shape):
+            raise ValueError(f"dimension {dim} of a tensor of {len(shape)} dimensions")
+        begin[dim], end[dim] = block_of(shape[dim], rank, ranks)
+    return Part(tuple(begin), tuple(end))
+
+
+def over_read(shape: Sequence[int], part: Part, item_bytes: float) -> float:
+    """Bytes that reading a part takes, over the bytes of the part.
+
+    A part whose pieces are closer than 64 KiB is read with the gaps between them.
+    """
+    wanted = math.prod(part.shape)
+    if wanted == 0:
+        return 1.0
+    cut = [d for d in range(len(shape)) if part.shape[d] != shape[d]]
+    if not cut or cut[-1] == 0:
+        return 1.0
+    last = cut[-1]  # pieces are contiguous from here on
+    inner = math.prod(shape[last + 1 :])
+    gap = (shape[last] - part.shape[last]) * inner * item_bytes
+    if gap >= _GAP_BYTES:
+        return 1.0
+    return shape[last] / part.shape[last]
+
+
+def choose_way(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds, ranks: int) -> str:
+    """Choose how a tensor comes to the ranks; the same on all of them.
+
+    A slice costs over / ranks of the tensor at storage speed on each rank. Sending costs one read
+    of it, shared out among the ranks (each owns every n-th tensor), and the link: scatter each
+    other rank's part once, broadcast the tensor.
+    """
+    if whole_bytes <= _SMALL_BYTES:
+        return "slice"
+    share = whole_bytes / ranks
+    if is_whole:
+        alone = whole_bytes / speeds.storage
+        shared = share / speeds.storage + whole_bytes / speeds.link
+        return "slice" if alone <= shared else "broadcast"
+    slice_seconds = over * share / speeds.storage
+    sent = share / speeds.storage + share * (ranks - 1) / ranks / speeds.link
+    return "slice" if slice_seconds <= sent else "scatter"
+
+
+# What the tensor-parallel styles of transformers mean for a weight and a bias.
+_STYLES = {"colwise": (0, 0), "rowwise": (1, None)}
+
+
+def _placements_of(style: str, name: str) -> Any:
+    """Return [Shard or Replicate] of a style such as "colwise" for a parameter's name."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    kind = next((kind for kind in _STYLES if kind in style), None)
+    if kind is None:
+        return [Replicate()]  # "replicate", "sequence_parallel" and the like keep weights whole
+    dim = _STYLES[kind][1 if name.endswith("bias") else 0]
+    return [Replicate() if dim is None else Shard(dim)]
+
+
+def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
+    """Return the placements of a parameter, one for each dimension of the mesh.
+
+    described: placements for all, or {pattern: placements or a style of a tp_plan}; patterns match
+    the whole name, or the module's. What nothing describes is replicated.
+    """
+    from torch.distributed.tensor import Replicate
+
+    found: Any = None
+    if isinstance(described, Mapping):
+        module = name.rpartition(".")[0]
+        for pattern, value in described.items():
+            # A base model's plan does not say the name under which a larger model has it.
+            patterns = (pattern, f"*.{pattern}")
+            if any(fnmatch.fnmatchcase(n, p) for n in (name, module) for p in patterns):
+                found = _placements_of(value, name) if isinstance(value, str) else list(value)
+                break
+    elif described is not None:
+        found = list(described)
+    if found is None:
+        found = [Replicate()] * mesh_dims
+    if len(found) != mesh_dims:
+        raise ValueError(f"{name}: {len(found)} placements for a mesh of {mesh_dims} dimensions")
+    return list(found)
+
+
+def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],
+                 coordinate: Sequence[int]) -> Part:
+    """Return the part of a mesh coordinate: each Shard cuts what the ones before it left."""
+    begin, end = [0] * len(shape), list(shape)
+    for placement, size, at in zip(placements, sizes, coordinate, strict=True):
+        if placement.is_replicate():
+            continue
+        if not placement.is_shard() or type(placement).__name__ != "Shard":
+            raise ValueError(f"placement {placement} can't be read from a file")
+        dim = placement.dim % max(len(shape), 1)
+        first, last = block_of(end[dim] - begin[dim], at, size)
+        begin[dim], end[dim] = begin[dim] + first, begin[dim] + last
+    return Part(tuple(begin), tuple(end))

@@ -1,0 +1,1 @@
+from .v05.auto_loader import *

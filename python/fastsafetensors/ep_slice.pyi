@@ -1,0 +1,1 @@
+from .v05.ep_slice import *

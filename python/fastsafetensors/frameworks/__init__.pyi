@@ -1,0 +1,1 @@
+from fastsafetensors.v05.frameworks import *

@@ -1,0 +1,1 @@
+from .v05.parallel_loader import *

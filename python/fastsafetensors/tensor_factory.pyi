@@ -1,0 +1,1 @@
+from .v05.tensor_factory import *
