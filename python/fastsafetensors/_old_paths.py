@@ -37,6 +37,11 @@ OLD_PATHS = {
             "threefs_loader",
         )
     },
+    # 0.5 has a module for each of its readers; here all of them are one.
+    **{
+        f"copier.{name}": "v05.copier.built_in"
+        for name in ("fgds", "gds", "nogds", "threefs", "unified")
+    },
     "_planner": "v05.batch_plan",
     "sharded": "distributed",
     "sharded_save": "distributed",
@@ -47,10 +52,12 @@ _PACKAGE = __package__ or "fastsafetensors"
 def new_path(old: str) -> str | None:
     """Return the full new name for a full old one; None for what did not move."""
     package, _, rest = old.partition(".")
-    head, dot, tail = rest.partition(".")
-    if package != _PACKAGE or head not in OLD_PATHS:
+    if package != _PACKAGE:
         return None
-    return f"{_PACKAGE}.{OLD_PATHS[head]}{dot}{tail}"
+    if rest in OLD_PATHS:
+        return f"{_PACKAGE}.{OLD_PATHS[rest]}"
+    head, dot, tail = rest.partition(".")
+    return f"{_PACKAGE}.{OLD_PATHS[head]}{dot}{tail}" if head in OLD_PATHS else None
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -200,8 +200,8 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
             return tell_progress(object, progress);
         }
         if (status != FST_E_TIMEOUT) break;
-        if (PyErr_CheckSignals() != 0 || !tell_progress(object, progress)) {
-            object->was_interrupted = 1;
+        object->was_interrupted = PyErr_CheckSignals() != 0;
+        if (object->was_interrupted || !tell_progress(object, progress)) {
             cancel_load(loader);
             return 0;
         }

@@ -54,7 +54,10 @@ class SharedDeviceAllocation:
         """Whether the buffer is not yet freed."""
         return self._count > 0
 
-    @property
     def refcount(self) -> int:
-        """How many hold it."""
+        """Return how many hold it."""
         return self._count
+
+    def get_base_address(self) -> int:
+        """Return the address of the buffer's first byte."""
+        return int(self.gbuf.get_base_address())

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._core import Model, error_class
+from .._core import Model, engines, error_class
 from .._memory import model_of_bytes
-from .st_types import Device, DType
+from .st_types import Device, DType, converted
 
 __all__ = [
     "SafeTensorsMetadata",
@@ -24,6 +24,35 @@ __all__ = [
     "init_logger",
     "is_gpu_found",
 ]
+
+
+ODIRECT_HINT = "FASTSAFETENSORS_ODIRECT=0 makes reads go through the page cache"
+
+
+def is_debug(logger: logging.Logger) -> bool:
+    """Tell whether a logger says what loads do."""
+    return logger.isEnabledFor(logging.DEBUG)
+
+
+def set_debug() -> None:
+    """Let the package's loggers say what loads do."""
+    logging.getLogger("fastsafetensors").setLevel(logging.DEBUG)
+
+
+def is_odirect_enabled(path: str, buffered_ram_fs: bool = False) -> bool:
+    """Tell whether reads of a file may go past the page cache.
+
+    FASTSAFETENSORS_ODIRECT decides; without it, what a probe of the file system says.
+    """
+    wish = os.environ.get("FASTSAFETENSORS_ODIRECT")
+    if wish in ("0", "1"):
+        return wish == "1"
+    return any(works for name, works, _, _ in engines(path) if name == "direct")
+
+
+def resolve_runtime_lib_name(framework: Any = None) -> str:
+    """Return "": the drivers are found by the library itself."""
+    return ""
 
 
 def init_logger(name: str) -> logging.Logger:
@@ -216,8 +245,9 @@ class SafeTensorsMetadata:
     aligned: whether the data section begins at a multiple of 8 bytes.
     """
 
-    def __init__(self, model: Model, src: str) -> None:
+    def __init__(self, model: Model, src: str, framework: Any = None) -> None:
         """Read what an opened model of one file knows."""
+        self.framework = framework
         _, self.size_bytes, self.header_length, _, _ = model.file(0)
         self.src = src
         self.metadata: Any = model.metadata(0) or ""
@@ -227,41 +257,68 @@ class SafeTensorsMetadata:
 
     @classmethod
     def from_file(
-        cls, path: str | os.PathLike[str], framework_op: Any = None
+        cls, filename: str | os.PathLike[str], framework: Any = None
     ) -> SafeTensorsMetadata:
         """Read a file's header. Bytes after the data are accepted, as the loaders do."""
-        src = os.fsdecode(path)
-        return cls(open_model(src), src)
+        src = os.fsdecode(filename)
+        return cls(open_model(src), src, framework)
 
     @classmethod
-    def from_fd(cls, fd: int, name: str, framework_op: Any = None) -> SafeTensorsMetadata:
+    def from_fd(
+        cls, fd: int, filename: str, framework: Any = None, keep_orig_dict: bool = False
+    ) -> SafeTensorsMetadata:
         """Read the header of an open file."""
-        return cls(open_model(f"/proc/self/fd/{fd}", name), name)
+        return cls(open_model(f"/proc/self/fd/{fd}", filename), filename, framework)
 
     @classmethod
     def from_buffer(
-        cls, addr: int, length: int, name: str, framework_op: Any = None
+        cls, buf: int, buffer_len: int, filename: str, framework: Any = None
     ) -> SafeTensorsMetadata:
-        """Read a header from memory that holds the whole file."""
-        return cls(model_of_bytes((ctypes.c_char * length).from_address(addr)), name)
+        """Read a header from memory at an address, which holds the whole file."""
+        data = (ctypes.c_char * buffer_len).from_address(buf)
+        return cls(model_of_bytes(data), filename, framework)
 
     def select_byte_ranges(
-        self, keep: Callable[[str], bool], merge_gap: int = 4096
+        self, keep_tensor: Callable[[str], bool], merge_gap: int = 4096
     ) -> list[tuple[int, int]]:
-        """Return [(begin, end)] from the start of the file that hold what `keep` says yes to.
+        """Return [(begin, end)] from the start of the file that hold what is to be kept.
 
         Ranges at most merge_gap bytes apart are one.
         """
         ranges: list[tuple[int, int]] = []
         for name, frame in self.tensors.items():
             begin, end = (self.header_length + offset for offset in frame.data_offsets)
-            if begin == end or not keep(name):
+            if begin == end or not keep_tensor(name):
                 continue
             if ranges and begin - ranges[-1][1] <= merge_gap:
                 ranges[-1] = (ranges[-1][0], end)
             else:
                 ranges.append((begin, end))
         return ranges
+
+    def get_tensors(
+        self,
+        gbuf: Any,
+        device: Device,
+        copy_start_offset: int,
+        dtype: DType = DType.AUTO,
+        owner: Any = None,
+    ) -> dict[str, Any]:
+        """Return {name: TensorBase} over a buffer that a reader of the caller's has filled.
+
+        copy_start_offset: the byte of the file that lies at the buffer's begin. The tensors are
+        views of the buffer and keep `owner`, else `gbuf`; with a dtype, floats are converted.
+        """
+        if self.framework is None:
+            raise ValueError("the metadata were read without a framework")
+        views = self.framework.iter_buffer_views(
+            self, gbuf, device, copy_start_offset, self.tensors.names, owner
+        )
+        return {
+            name: tensor.to(dtype=converted(tensor.dtype, dtype))
+            if converted(tensor.dtype, dtype) is not tensor.dtype else tensor
+            for name, tensor in views
+        }
 
     def digest(self) -> str:
         """Return a digest of the header: equal for equal files, wherever they lie."""

@@ -27,7 +27,7 @@ _DEFAULT_SECTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class LoaderConfig:
-    """What AutoLoader does. extensions: the sections of loaders by name."""
+    """What AutoLoader does."""
 
     loader: str = "base"
     framework: str = "pytorch"
@@ -41,27 +41,27 @@ class LoaderConfig:
     max_batch_bytes: int | None = None
     use_chunk_budget_as_allocation_size: bool = False
     device_memory_budget: int | None = None
-    extensions: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    _extensions: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LoaderConfig:
+    def from_dict(cls, data: dict[str, Any]) -> LoaderConfig:
         """Make one of a JSON object. Unknown keys are ignored; a wrong type is a ValueError."""
-        if not isinstance(values, dict):
-            raise ValueError(f"the configuration must be an object, not {type(values).__name__}")
+        if not isinstance(data, dict):
+            raise ValueError(f"the configuration must be an object, not {type(data).__name__}")
         flat: dict[str, Any] = {}
         extensions: dict[str, dict[str, Any]] = {}
-        for key, value in values.items():
+        for key, value in data.items():
             if key in _FLATTENED and isinstance(value, dict):
                 flat.update(value)
             elif isinstance(value, dict):
                 extensions[key] = value
             else:
                 flat[key] = value
-        known = {f.name: f for f in fields(cls) if f.name != "extensions"}
+        known = {f.name: f for f in fields(cls) if f.name != "_extensions"}
         chosen = {key: value for key, value in flat.items() if key in known}
         for key, value in chosen.items():
             _check_type(key, known[key].default, value)
-        return cls(**chosen, extensions=extensions)
+        return cls(**chosen, _extensions=extensions)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> LoaderConfig:
@@ -75,9 +75,14 @@ class LoaderConfig:
         _logger.info("Loaded config from JSON: %s", os.fspath(path))
         return config
 
+    @property
+    def extensions(self) -> dict[str, dict[str, Any]]:
+        """The sections of loaders by name."""
+        return self._extensions
+
     def get_extension_config(self, name: str) -> dict[str, Any]:
         """Return the section of a loader, with its defaults and without the common settings."""
-        merged = {**_DEFAULT_SECTIONS.get(name, {}), **self.extensions.get(name, {})}
+        merged = {**_DEFAULT_SECTIONS.get(name, {}), **self._extensions.get(name, {})}
         return {key: value for key, value in merged.items() if key not in _COMMON}
 
     def create_parallel_kwargs(self) -> dict[str, Any]:

@@ -175,13 +175,13 @@ class FilesBufferOnDevice:
             raise unknown_tensor(name, message, self.key_to_rank_lidx)
         return found[0], self.rank_loaders[found[0]][found[1]]
 
-    def get_filename(self, name: str) -> str:
+    def get_filename(self, tensor_name: str) -> str:
         """Return the path of the file that holds a tensor."""
-        return str(self._file(name)[1].metadata.src)
+        return str(self._file(tensor_name)[1].metadata.src)
 
-    def get_shape(self, name: str) -> list[int]:
+    def get_shape(self, tensor_name: str) -> list[int]:
         """Return a tensor's shape, as the file has it."""
-        return list(self._file(name)[1].metadata.tensors[name].shape)
+        return list(self._file(tensor_name)[1].metadata.tensors[tensor_name].shape)
 
     def _place(self, tensor: TensorBase, device: Any, dtype: Any) -> TensorBase:
         wanted = _to_dtype(dtype, self.framework)
@@ -288,16 +288,17 @@ class FilesBufferOnDevice:
         return finish
 
     def get_tensor_wrapped(
-        self, name: str, device: Any = None, dtype: Any = DType.AUTO
+        self, tensor_name: str, device: Any = None, dtype: Any = DType.AUTO
     ) -> TensorBase:
         """Return a tensor as a TensorBase; in a group all ranks get it from its owner."""
-        return self._place(self._everywhere(name, f"get_tensor({name!r})"), device, dtype)
+        tensor = self._everywhere(tensor_name, f"get_tensor({tensor_name!r})")
+        return self._place(tensor, device, dtype)
 
-    def get_tensor(self, name: str, device: Any = None, dtype: Any = DType.AUTO) -> Any:
+    def get_tensor(self, tensor_name: str, device: Any = None, dtype: Any = DType.AUTO) -> Any:
         """Return a tensor of the framework. ValueError names an unknown one."""
         if self._plain and device is None and dtype is DType.AUTO:
-            return self._file(name)[1].raw(name, self.framework)
-        return self.get_tensor_wrapped(name, device, dtype).get_raw()
+            return self._file(tensor_name)[1].raw(tensor_name, self.framework)
+        return self.get_tensor_wrapped(tensor_name, device, dtype).get_raw()
 
     def _part(self, name: str, dim: int) -> TensorBase:
         """Return this rank's block of ceil(size / ranks) along a dimension; -1: all of it."""
@@ -367,44 +368,44 @@ class FilesBufferOnDevice:
         return tensor[self._block(name, dim, rank)].contiguous()
 
     def get_sharded_wrapped(
-        self, name: str, dim: int, device: Any = None, dtype: Any = DType.AUTO
+        self, tensor_name: str, dim: int, device: Any = None, dtype: Any = DType.AUTO
     ) -> TensorBase:
         """Return this rank's shard as a TensorBase."""
-        return self._place(self._part(name, dim), device, dtype)
+        return self._place(self._part(tensor_name, dim), device, dtype)
 
     def get_sharded(
-        self, name: str, dim: int, device: Any = None, dtype: Any = DType.AUTO
+        self, tensor_name: str, dim: int, device: Any = None, dtype: Any = DType.AUTO
     ) -> Any:
         """Return this rank's block along `dim`: ceil(size / ranks), the last short or empty.
 
         dim -1: the whole tensor, as in a group of one.
         """
-        return self.get_sharded_wrapped(name, dim, device, dtype).get_raw()
+        return self.get_sharded_wrapped(tensor_name, dim, device, dtype).get_raw()
 
     def get_multi_cols(
-        self, names: list[str], dim: int, device: Any = None, dtype: Any = DType.AUTO
+        self, tensor_names: list[str], dim: int, device: Any = None, dtype: Any = DType.AUTO
     ) -> TensorBase:
         """Return the concatenation along `dim` of this rank's shards of tensors, in that order."""
-        if not names:
+        if not tensor_names:
             self._agreement.agree("get_multi_cols", error=ValueError("get_multi_cols: no names"))
-        parts = [self._part(name, dim) for name in names]
+        parts = [self._part(name, dim) for name in tensor_names]
         return self._place(self.framework.concat_tensors(parts, max(dim, 0)), device, dtype)
 
     def push_tensor(
-        self, name: str, dst_rank: int, device: Any = None, dtype: Any = DType.AUTO
+        self, tensor_name: str, dst_rank: int, device: Any = None, dtype: Any = DType.AUTO
     ) -> Any:
         """Return a tensor on dst_rank, None on all others."""
         if self.pg.size() == 1:
-            return self.get_tensor(name, device, dtype)
+            return self.get_tensor(tensor_name, device, dtype)
         rank = self.pg.rank()
 
         def prepare() -> tuple[int, TensorBase | None]:
             if not 0 <= dst_rank < self.pg.size():
                 raise ValueError(f"push_tensor: rank {dst_rank} of a group of {self.pg.size()}")
-            owner, _ = self._file(name)
-            return self._side(name) if rank in (owner, dst_rank) else (owner, None)
+            owner, _ = self._file(tensor_name)
+            return self._side(tensor_name) if rank in (owner, dst_rank) else (owner, None)
 
-        what = f"push_tensor({name!r}, {dst_rank})"
+        what = f"push_tensor({tensor_name!r}, {dst_rank})"
         owner, tensor = self._begin(what, prepare)
         if tensor is not None and tensor.get_nbytes() and dst_rank != owner:
             with named(what):
@@ -426,11 +427,11 @@ class FilesBufferOnDevice:
         """Return {name: this rank's shard} for {name: dimension}."""
         return {name: self.get_sharded_wrapped(name, dim) for name, dim in tensor_shard_dim.items()}
 
-    def iter_local_tensors(self, names: Iterable[str]) -> Iterator[tuple[str, TensorBase]]:
+    def iter_local_tensors(self, tensor_names: Iterable[str]) -> Iterator[tuple[str, TensorBase]]:
         """Iterate over tensors of a group of one; RuntimeError in a larger one."""
         if self.pg.size() > 1:
             raise RuntimeError("iter_local_tensors needs a group of one")
-        for name in names:
+        for name in tensor_names:
             yield name, self.get_tensor_wrapped(name)
 
     def __enter__(self) -> FilesBufferOnDevice:

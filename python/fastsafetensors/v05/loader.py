@@ -140,10 +140,13 @@ class BaseSafeTensorsFileLoader:
         self._closed = False
 
     @classmethod
-    def process_extension_config(cls, config: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def process_extension_config(
+        cls, ext_config: Mapping[str, Any], **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the keywords for a section of a configuration file."""
-        result = {**{key: value for key, value in config.items() if key != "copier_type"}, **kwargs}
-        kind = config.get("copier_type")
+        result = {**ext_config, **kwargs}
+        result.pop("copier_type", None)
+        kind = ext_config.get("copier_type")
         if kind == "gds":
             result["nogds"] = False
         elif kind == "fgds":
@@ -187,9 +190,9 @@ class BaseSafeTensorsFileLoader:
         self.meta[path] = (metadata, rank)
         self.frames.add(metadata.tensors)
 
-    def set_tensor_filter(self, keep: Callable[[str], bool] | None) -> None:
-        """Load only names that `keep` says yes to; None: all."""
-        self._filter = keep
+    def set_tensor_filter(self, keep_tensor: Callable[[str], bool] | None) -> None:
+        """Load only names that `keep_tensor` says yes to; None: all."""
+        self._filter = keep_tensor
 
     def _keeps(self, name: str) -> bool:
         return self._filter is None or bool(self._filter(name))
@@ -198,11 +201,11 @@ class BaseSafeTensorsFileLoader:
         """Names in the order of registration, inside a file by offset."""
         return [name for name in self.frames if self._keeps(name)]
 
-    def get_shape(self, name: str) -> list[int]:
+    def get_shape(self, tensor_name: str) -> list[int]:
         """Return a tensor's shape. KeyError for an unknown name, ValueError for a filtered one."""
-        frame = self.frames[name]
-        if not self._keeps(name):
-            raise ValueError(f"get_shape: key {name} is filtered out")
+        frame = self.frames[tensor_name]
+        if not self._keeps(tensor_name):
+            raise ValueError(f"get_shape: key {tensor_name} is filtered out")
         return list(frame.shape)
 
     def _make_files(self) -> dict[int, list[LoadedFile]]:

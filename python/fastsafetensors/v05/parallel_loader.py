@@ -92,7 +92,6 @@ class PipelineParallel:
         queue_size: int = 0,
         use_tqdm_on_load: bool = True,
         tensor_filter: Callable[[str], bool] | None = None,
-        all_local: bool = False,
         max_batch_bytes: int | None = None,
         use_chunk_budget_as_allocation_size: bool = False,
         device_memory_budget: int | None = None,
@@ -102,6 +101,7 @@ class PipelineParallel:
         broadcast_run_tensors: int = 64,
         overlap_io: bool = True,
         borrowed_tensors: bool = False,
+        all_local: bool = False,
     ) -> None:
         """Check the settings; with a limit, read the headers and plan."""
         self.loader = loader
@@ -479,7 +479,7 @@ class ParallelLoader(PipelineParallel):
         )
         super().__init__(
             pg, loader, hf_weights_files, max_concurrent_producers, queue_size, use_tqdm_on_load,
-            tensor_filter, all_local, max_batch_bytes, use_chunk_budget_as_allocation_size,
+            tensor_filter, max_batch_bytes, use_chunk_budget_as_allocation_size,
             device_memory_budget, accumulate_resident, resident_tensor, broadcast_run_bytes,
-            broadcast_run_tensors, overlap_io, borrowed_tensors,
+            broadcast_run_tensors, overlap_io, borrowed_tensors, all_local,
         )

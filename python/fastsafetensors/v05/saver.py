@@ -39,9 +39,10 @@ from .shard_plan import (
     plan_shards,
     shard_paths,
 )
-from .st_types import DType
+from .st_types import DTYPE_SIZES, DType
 
 __all__ = [
+    "DTYPE_SIZES",
     "KEY_SHARD_COUNT",
     "KEY_SHARD_INDEX",
     "KEY_SHARD_SET",

@@ -67,7 +67,7 @@ class DeviceType(Enum):
 class Device:
     """A device: its kind and, where given, its number."""
 
-    type: DeviceType
+    type: DeviceType = DeviceType.CPU
     index: int | None = None
 
     def as_str(self) -> str:
@@ -76,9 +76,9 @@ class Device:
         return name if self.index is None else f"{name}:{self.index}"
 
     @classmethod
-    def from_str(cls, text: str) -> Device:
+    def from_str(cls, s: str) -> Device:
         """Parse "cpu", "cuda", "cuda:0" or "gpu:0"."""
-        name, colon, number = text.partition(":")
+        name, colon, number = s.partition(":")
         try:
             kind = DeviceType(name)
         except ValueError:

@@ -17,7 +17,15 @@ class ThreeFSLoader(BaseSafeTensorsFileLoader):
     """
 
     def __init__(
-        self, pg: Any, device: Any = "cpu", mount_point: str = "/mnt/3fs", **kwargs: Any
+        self,
+        pg: Any,
+        device: Any = "cpu",
+        mount_point: str = "/mnt/3fs",
+        debug_log: bool = False,
+        disable_cache: bool = True,
+        framework: str = "pytorch",
+        set_numa: bool = True,
+        **kwargs: Any,
     ) -> None:
         """Import the reader and prepare the load."""
         import importlib
@@ -28,15 +36,31 @@ class ThreeFSLoader(BaseSafeTensorsFileLoader):
             raise ModuleNotFoundError(
                 "3FS needs the package fastsafetensor-3fs-reader", name="fastsafetensor_3fs_reader"
             ) from error
-        super().__init__(pg, device, "3fs", mount_point=mount_point, **kwargs)
+        super().__init__(
+            pg, device, "3fs", set_numa, disable_cache, framework, mount_point=mount_point, **kwargs
+        )
+        self.debug_log = self.debug_log or debug_log
 
 
 class ParallelThreeFSLoader(PipelineParallel):
     """A parallel load of files on 3FS."""
 
     def __init__(
-        self, pg: Any, hf_weights_files: Sequence[Any], device: Any = "cpu", **kwargs: Any
+        self,
+        pg: Any,
+        hf_weights_files: Sequence[Any],
+        max_concurrent_producers: int = 1,
+        queue_size: int = 0,
+        use_tqdm_on_load: bool = True,
+        device: Any = "cpu",
+        debug_log: bool = False,
+        framework: str = "pytorch",
+        **kwargs: Any,
     ) -> None:
         """Prepare the load; keywords are PipelineParallel's, mount_point is the reader's."""
         mount_point = kwargs.pop("mount_point", "/mnt/3fs")
-        super().__init__(pg, ThreeFSLoader(pg, device, mount_point), hf_weights_files, **kwargs)
+        loader = ThreeFSLoader(pg, device, mount_point, debug_log, framework=framework)
+        super().__init__(
+            pg, loader, hf_weights_files, max_concurrent_producers, queue_size, use_tqdm_on_load,
+            **kwargs,
+        )

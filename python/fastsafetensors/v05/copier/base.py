@@ -21,6 +21,50 @@ class DummyDeviceBuffer:
         """Return 0."""
         return 0
 
+    def get_length(self) -> int:
+        """Return 0."""
+        return 0
+
+    def cufile_register(self, *args: Any) -> int:
+        """Do nothing: there is no memory. Returns 0."""
+        return 0
+
+    def cufile_deregister(self, *args: Any) -> int:
+        """Do nothing. Returns 0."""
+        return 0
+
+    def memmove(self, *args: Any) -> int:
+        """Do nothing. Returns 0."""
+        return 0
+
+
+def validated_byte_ranges(
+    metadata: Any, byte_ranges: Sequence[tuple[int, int]] | None
+) -> list[tuple[int, int]] | None:
+    """Return ranges of a file, sorted; ValueError for what overlaps or lies outside of it."""
+    if byte_ranges is None:
+        return None
+    ranges = sorted((int(begin), int(end)) for begin, end in byte_ranges)
+    reached = 0
+    for begin, end in ranges:
+        if begin < reached or end < begin or end > metadata.size_bytes:
+            raise ValueError(f"bytes {begin} to {end} overlap others, or lie outside of the file")
+        reached = end
+    return ranges
+
+
+def validated_chunk_allocation_size(
+    byte_ranges: Sequence[tuple[int, int]], allocation_size: int | None
+) -> int:
+    """Return how many bytes to allocate for a chunk; ValueError where it would not fit."""
+    needed = max((end for _, end in byte_ranges), default=0) - min(
+        (begin for begin, _ in byte_ranges), default=0
+    )
+    if allocation_size is not None and allocation_size < needed:
+        raise ValueError(f"a chunk of {needed} bytes does not fit an allocation of "
+                         f"{allocation_size}")
+    return needed if allocation_size is None else allocation_size
+
 
 class CopierInterface(ABC):
     """Reads one file. The loader calls submit_io(), then wait_io()."""
@@ -36,13 +80,13 @@ class CopierInterface(ABC):
         """Wait for all bytes; return the tensors by name."""
 
     def set_byte_ranges(  # noqa: B027 - may be left out
-        self, ranges: Sequence[tuple[int, int]] | None
+        self, byte_ranges: Sequence[tuple[int, int]] | None
     ) -> None:
         """Be told which bytes of the file are wanted; reading all of them is allowed."""
 
     def set_chunk(
         self,
-        ranges: Sequence[tuple[int, int]],
+        byte_ranges: Sequence[tuple[int, int]],
         names: Sequence[str],
         allocation_size: int | None = None,
     ) -> None:

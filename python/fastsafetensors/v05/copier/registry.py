@@ -28,7 +28,7 @@ class CoreCopier(CopierInterface):
         self._names: list[str] | None = None
 
     def set_chunk(
-        self, ranges: Any, names: Any, allocation_size: int | None = None
+        self, byte_ranges: Any, names: Any, allocation_size: int | None = None
     ) -> None:
         """Read only these tensors."""
         self._names = list(names)

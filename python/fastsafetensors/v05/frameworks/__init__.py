@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..st_types import DTYPE_SIZES, Device, DType
@@ -100,6 +101,17 @@ class ProcessGroupBase(ABC):
         """Begin to give rank's dst to all; the result waits until that is done."""
         self.broadcast(dst, rank)
         return lambda: None
+
+    def scatter(self, dst: TensorBase, scatter_list: list[TensorBase], src: int) -> None:
+        """Give each rank its tensor of src's list."""
+        if self.rank() != src:
+            self.recv(dst, src, 0)
+            return
+        for rank, tensor in enumerate(scatter_list):
+            if rank != src:
+                self.send(tensor, rank, 0)
+        buffer = (ctypes.c_char * dst.get_nbytes()).from_address(dst.data_ptr())
+        scatter_list[src].copy_to_buffer(memoryview(buffer).cast("B"))
 
     @abstractmethod
     def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
@@ -201,6 +213,49 @@ class FrameworkOpBase(ABC):
     def get_device_ptr_align(self) -> int:
         """Return what a device asks of addresses."""
         return 16
+
+    # ---- for readers of one's own, which fill a buffer and make tensors of it ----
+
+    def alloc_tensor_memory(self, length: int, dev: Device) -> Any:
+        """Return a buffer of memory on a device, as free_tensor_memory() takes it back."""
+        from ..cpp import cpu_malloc, gds_device_buffer, gpu_malloc
+
+        address = cpu_malloc(length) if dev.is_cpu else gpu_malloc(length)
+        return gds_device_buffer(address, length, not dev.is_cpu)
+
+    def free_tensor_memory(self, gbuf: Any, dev: Device) -> None:
+        """Free a buffer of alloc_tensor_memory(): no tensor may be over it any more."""
+        from ..cpp import cpu_free, gpu_free
+
+        (cpu_free if dev.is_cpu else gpu_free)(gbuf.get_base_address())
+
+    def from_dlpack(self, dl_tensor: Any, device: Device, dtype: DType) -> TensorBase:
+        """Make a tensor of a DLPack capsule; dtype: what its elements are."""
+        raise NotImplementedError(f"{self.get_name()} takes no capsules here")
+
+    def get_native_shape(self, dtype: DType, st_shape: list[int]) -> list[int]:
+        """Return the framework's shape of a tensor of the format's."""
+        return list(st_shape)
+
+    def iter_buffer_views(
+        self, metadata: Any, gbuf: Any, device: Device, copy_start_offset: int, names: Any,
+        owner: Any = None,
+    ) -> Iterator[tuple[str, TensorBase]]:
+        """Iterate over (name, tensor) of a filled buffer; see SafeTensorsMetadata.get_tensors()."""
+        from ..dlpack import from_cuda_buffer
+
+        first = gbuf.get_base_address() + metadata.header_length - copy_start_offset
+        for name in names:
+            frame = metadata.tensors[name]
+            begin, end = frame.data_offsets
+            if begin == end:
+                yield name, self.get_empty_tensor(list(frame.shape), frame.dtype, device)
+                continue
+            size = end - begin
+            bits = from_cuda_buffer(first + begin, [size], [1], DType.U8, device, owner or gbuf)
+            flat = self.from_dlpack(bits, device, DType.U8)
+            shape = self.get_native_shape(frame.dtype, list(frame.shape))
+            yield name, flat.view(frame.dtype).reshape(shape)
 
 
 _made: dict[str, FrameworkOpBase] = {}

@@ -11,7 +11,7 @@ import torch
 
 from ..._core import live_buffers
 from ..._gpu import load_options
-from ..._torch_state import TORCH_NAMES
+from ..._torch_state import TORCH_NAMES, torch_shape
 from ..._torch_tensors import make_item
 from ..._torch_tensors import wrap as wrap_core
 from ..common import SingleGroup
@@ -346,6 +346,14 @@ class TorchOp(FrameworkOpBase):
     def get_mem_used(self) -> int:
         """Return the bytes of the loaders' buffers that are not yet freed."""
         return live_buffers()[1]
+
+    def from_dlpack(self, dl_tensor: Any, device: Device, dtype: DType) -> TorchTensor:
+        """Make a tensor of a DLPack capsule."""
+        return TorchTensor(device, dtype, torch.utils.dlpack.from_dlpack(dl_tensor))
+
+    def get_native_shape(self, dtype: DType, st_shape: list[int]) -> list[int]:
+        """Return torch's shape: of 4-bit floats it counts pairs."""
+        return list(torch_shape(dtype.value, st_shape))
 
     def randn(self, s: tuple[int, ...], device: Device, dtype: DType) -> TorchTensor:
         """Return normal random values."""

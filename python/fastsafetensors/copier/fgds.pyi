@@ -1,0 +1,1 @@
+from fastsafetensors.v05.copier.built_in import *
