@@ -17,7 +17,7 @@ Export = Callable[[Loader], dict[str, Any]]
 
 
 class OpenLoad:
-    """A load for the length of a `with`: closed after it, or left behind where Ctrl-C ended it."""
+    """A load for the length of a `with`; where Ctrl-C has ended a wait, closing does not wait."""
 
     def __init__(self, model: Model, items: Sequence[Any] | None = None, **options: Any) -> None:
         """Begin to load; options of Model.load()."""
@@ -27,12 +27,9 @@ class OpenLoad:
         """Return the load."""
         return self._loader
 
-    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
+    def __exit__(self, *failure: object) -> None:
         """Close it."""
-        if kind is None or issubclass(kind, Exception):
-            self._loader.close()
-        else:
-            self._loader.abandon()
+        self._loader.close()
 
 
 def load_from(

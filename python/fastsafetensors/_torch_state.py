@@ -39,6 +39,10 @@ _FORMAT_NAMES = {
 }
 
 
+# {the format's name: torch's dtype}, of those that this torch has.
+DTYPES_BY_NAME = {dtype: known for known, dtype in _FORMAT_NAMES.items()}
+
+
 def torch_dtype(dtype: str) -> Any | None:
     """torch's dtype for the format's dtype name, or None where this torch has none."""
     return getattr(_torch, TORCH_NAMES.get(dtype, "?"), None)

@@ -4,6 +4,9 @@
     import fastsafetensors.compat
     fastsafetensors.compat.install()      # from here on `import safetensors.torch` is ours
     fastsafetensors.compat.uninstall()
+
+Modules of safetensors that a program holds already are given our functions, too. What only the
+safetensors package has is found there, where it is installed.
 """
 
 from __future__ import annotations
@@ -11,12 +14,76 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _MODULES = ("torch", "numpy", "flax", "tensorflow", "mlx", "paddle")
-_kept: dict[str, types.ModuleType] | None = None
+# The interface that is meant where the package itself is not installed.
+_EMULATED_VERSION = "0.8.0"
+_PACKAGE_NAMES = (
+    "SafetensorError", "TensorSpec", "PrefetchLoader", "PySafeSlice", "TensorMeta",
+    "_safe_open_handle", "deserialize", "safe_open", "serialize", "serialize_file",
+)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("safetensors")
+    except importlib.metadata.PackageNotFoundError:
+        return _EMULATED_VERSION
+
+
+def _core_names() -> dict[str, Any]:
+    """What the safetensors package itself offers."""
+    from . import SafetensorError, safe_open
+    from ._open import PrefetchLoader, TensorMeta, TensorSlice, _safe_open_handle
+    from ._serialize import TensorSpec, deserialize, serialize, serialize_file
+
+    values = (SafetensorError, TensorSpec, PrefetchLoader, TensorSlice, TensorMeta,
+              _safe_open_handle, deserialize, safe_open, serialize, serialize_file)
+    return dict(zip(_PACKAGE_NAMES, values, strict=True))
+
+
+def _private_names(name: str) -> dict[str, Any]:
+    """What libraries take from safetensors.torch though it is not for them."""
+    if name != "torch":
+        return {}
+    from ._tensor_memory import find_shared, find_tied
+    from ._torch_state import DTYPES_BY_NAME
+
+    def remove_duplicate_names(
+        state_dict: dict[str, Any], *, preferred_names: Any = None, discard_names: Any = None
+    ) -> dict[str, list[str]]:
+        """{name that is kept: names to leave out}."""
+        groups: dict[str, list[str]] = {}
+        for left_out, kept in find_tied(state_dict).items():
+            groups.setdefault(kept, []).append(left_out)
+        return groups
+
+    def find_shared_tensors(state_dict: dict[str, Any]) -> list[set[str]]:
+        """Names that share memory, in groups; those that are alone are groups of one."""
+        groups = find_shared(state_dict)
+        known = {name for group in groups for name in group}
+        return groups + [{name} for name in state_dict if name not in known]
+
+    return {
+        "_TYPES": dict(DTYPES_BY_NAME),
+        "_SIZE": {dtype: dtype.itemsize for dtype in DTYPES_BY_NAME.values()},
+        "_find_shared_tensors": find_shared_tensors,
+        "_remove_duplicate_names": remove_duplicate_names,
+    }
+
+
+def _names_of(name: str) -> dict[str, Any]:
+    """What a module of safetensors is to have: "" is the package."""
+    if not name or name == "_safetensors_rust":
+        return {**_core_names(), "__version__": _version()}
+    ours = importlib.import_module(f"fastsafetensors.{name}")
+    public = {n: getattr(ours, n) for n in ours.__all__}
+    return {**_core_names(), **_private_names(name), **public}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -30,69 +97,115 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a spec for the modules that are replaced."""
         package, _, name = fullname.rpartition(".")
-        if package != "safetensors" or name not in _MODULES:
+        if package != "safetensors" or name not in (*_MODULES, "_safetensors_rust"):
             return None
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return a module with our module's names."""
-        ours = importlib.import_module(spec.name.replace("safetensors", "fastsafetensors", 1))
-        module = types.ModuleType(spec.name, ours.__doc__)
-        module.__dict__.update({k: v for k, v in vars(ours).items() if not k.startswith("__")})
+        """Return a module with our names."""
+        name = spec.name.partition(".")[2]
+        module = types.ModuleType(spec.name, "fastsafetensors in place of safetensors")
+        module.__dict__.update(_names_of(name))
+        module.__dict__["__getattr__"] = _fallback(spec.name)
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Do nothing: the names are there."""
 
 
-_finder = _Finder()
+class _Installed:
+    """What install() has put in place of what."""
+
+    def __init__(self) -> None:
+        self.finder = _Finder()
+        names = [n for n in sys.modules if n.partition(".")[0] == "safetensors"]
+        self.kept = {name: sys.modules.pop(name) for name in names}
+        self.changed: list[tuple[types.ModuleType, str, Any]] = []
+
+    def reach(self) -> None:
+        """Give our functions to the modules that programs hold already."""
+        for full, module in self.kept.items():
+            name = full.partition(".")[2]
+            if name and name not in _MODULES:
+                continue
+            for key, value in _names_of(name).items():
+                if not key.startswith("_") and hasattr(module, key):
+                    self.changed.append((module, key, getattr(module, key)))
+                    setattr(module, key, value)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        for module, key, value in self.changed:
+            setattr(module, key, value)
+        for name in [n for n in sys.modules if n.partition(".")[0] == "safetensors"]:
+            del sys.modules[name]
+        sys.modules.update(self.kept)
+
+    def original(self, full: str) -> types.ModuleType:
+        """Import a module of the safetensors package that is installed, under its own name."""
+        if full not in self.kept:
+            ours = {n: sys.modules.pop(n) for n in list(sys.modules)
+                    if n.partition(".")[0] == "safetensors"}
+            sys.meta_path.remove(self.finder)
+            sys.modules.update(self.kept)
+            try:
+                importlib.import_module(full)
+                self.kept.update({n: m for n, m in sys.modules.items()
+                                  if n.partition(".")[0] == "safetensors"})
+            finally:
+                for name in self.kept:
+                    sys.modules.pop(name, None)
+                sys.modules.update(ours)
+                sys.meta_path.insert(0, self.finder)
+        return self.kept[full]
 
 
-def _make_package() -> types.ModuleType:
-    from . import SafetensorError, __version__, safe_open
-    from ._open import _safe_open_handle
-    from ._serialize import TensorSpec, deserialize, serialize, serialize_file
-
-    package = types.ModuleType("safetensors", "fastsafetensors in place of safetensors")
-    package.__path__ = []
-    package.__dict__.update(
-        SafetensorError=SafetensorError,
-        TensorSpec=TensorSpec,
-        __version__=__version__,
-        _safe_open_handle=_safe_open_handle,
-        deserialize=deserialize,
-        safe_open=safe_open,
-        serialize=serialize,
-        serialize_file=serialize_file,
-    )
-    return package
+_installed: _Installed | None = None
 
 
-def _ours_and_theirs() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == "safetensors"]
+def _fallback(full: str) -> Callable[[str], Any]:
+    """Return a module's __getattr__, which looks in the package that is installed."""
+
+    def find(name: str) -> Any:
+        missing = AttributeError(f"module {full!r} has no attribute {name!r}")
+        # What Python itself asks modules for, and submodules that are not imported.
+        if name.startswith("__") or _installed is None or name in _MODULES:
+            raise missing
+        try:
+            return getattr(_installed.original(full), name)
+        except (ImportError, AttributeError):
+            raise missing from None
+
+    return find
 
 
 def install() -> None:
     """Put this package in place of safetensors for the process; twice is fine.
 
-    What a program has imported by name before stays what it was.
+    What a program has imported by name before (`from safetensors.torch import load_file`) stays
+    what it was; see fastsafetensors.integrations for libraries that do.
     """
-    global _kept
-    if _kept is not None:
+    global _installed
+    if _installed is not None:
         return
-    package = _make_package()
-    _kept = {name: sys.modules.pop(name) for name in _ours_and_theirs()}
+    names = _names_of("")
+    _installed = _Installed()
+    package = types.ModuleType("safetensors", "fastsafetensors in place of safetensors")
+    package.__path__ = []
+    package.__spec__ = importlib.machinery.ModuleSpec(
+        "safetensors", _installed.finder, is_package=True
+    )
+    package.__dict__.update(names, __getattr__=_fallback("safetensors"))
     sys.modules["safetensors"] = package
-    sys.meta_path.insert(0, _finder)
+    sys.meta_path.insert(0, _installed.finder)
+    _installed.reach()
 
 
 def uninstall() -> None:
     """Undo install(): safetensors is again what it was."""
-    global _kept
-    if _kept is None:
+    global _installed
+    if _installed is None:
         return
-    sys.meta_path.remove(_finder)
-    for name in _ours_and_theirs():
-        del sys.modules[name]
-    sys.modules.update(_kept)
-    _kept = None
+    sys.meta_path.remove(_installed.finder)
+    _installed.undo()
+    _installed = None

@@ -298,7 +298,7 @@ def test_one_file_by_hand(model, torch):
 
     shared = SharedDeviceAllocation("buffer", Op(), cpu)
     shared.acquire()
-    assert shared.refcount == 2 and shared.live
+    assert shared.refcount() == 2 and shared.live
     shared.release()
     assert not freed
     shared.release()

@@ -24,14 +24,14 @@ class AutoLoader:
 
     def __init__(self, pg: Any, hf_weights_files: Sequence[Any], device: Any = "cpu") -> None:
         """Read the settings and prepare the load."""
-        self.config: LoaderConfig = load_config()
-        name = self.config.loader
+        self._config = load_config()
+        name = self._config.loader
         if name not in _LOADERS:
             raise ValueError(f"Unknown loader type: '{name}'. Available: {list(_LOADERS)}")
-        section = self.config.get_extension_config(name)
+        section = self._config.get_extension_config(name)
         common: dict[str, Any] = {
-            "framework": self.config.framework,
-            "set_numa": self.config.set_numa,
+            "framework": self._config.framework,
+            "set_numa": self._config.set_numa,
         }
         loader: Any
         if name == "3fs":
@@ -41,13 +41,18 @@ class AutoLoader:
         else:
             wishes = SafeTensorsFileLoader.process_extension_config(section)
             loader = _GroupLoader(
-                pg, device, debug_log=self.config.debug_log,
-                disable_cache=self.config.disable_cache, **wishes, **common,
+                pg, device, debug_log=self._config.debug_log,
+                disable_cache=self._config.disable_cache, **wishes, **common,
             )
         self._pipeline = PipelineParallel(
-            pg, loader, hf_weights_files, **self.config.create_parallel_kwargs()
+            pg, loader, hf_weights_files, **self._config.create_parallel_kwargs()
         )
         _logger.info("AutoLoader initialized: loader=%s, files=%d", name, len(hf_weights_files))
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The settings that were found."""
+        return self._config
 
     def iterate_weights(self) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, tensor)."""

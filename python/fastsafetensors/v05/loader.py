@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from .._agreement import Agreement
 from .._core import Model, error_class
@@ -391,27 +392,23 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         self.debug_log = self.debug_log or debug_log
 
 
-class _LoaderMeta(type):
-    """One name for two classes: the first argument tells which is meant."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a loader of paths, or one of a process group."""
-        first = args[0] if args else kwargs.get("path", kwargs.get("pg"))
-        of_paths = isinstance(first, (str, bytes, os.PathLike)) or (
-            isinstance(first, (list, tuple)) and bool(first)
-        )
-        if cls is SafeTensorsFileLoader:
-            return (_PathLoader if of_paths else _GroupLoader)(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+class _EitherLoader(type):
+    """One name for two classes: objects of both are SafeTensorsFileLoaders."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Both classes' objects are SafeTensorsFileLoaders."""
+        """Tell whether an object was made by SafeTensorsFileLoader()."""
         if cls is SafeTensorsFileLoader:
             return isinstance(instance, (_PathLoader, _GroupLoader))
         return super().__instancecheck__(instance)
 
 
-class SafeTensorsFileLoader(_GroupLoader, metaclass=_LoaderMeta):
+def _is_path(first: Any) -> bool:
+    return isinstance(first, (str, bytes, os.PathLike)) or (
+        isinstance(first, (list, tuple)) and bool(first)
+    )
+
+
+class SafeTensorsFileLoader(_GroupLoader, metaclass=_EitherLoader):
     """Load files: by path, or in the manner of fastsafetensors 0.5.
 
         tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
@@ -426,6 +423,23 @@ class SafeTensorsFileLoader(_GroupLoader, metaclass=_LoaderMeta):
     the framework's own). Tensors own their memory: closing loader or buffer is not needed, and
     never invalidates one.
     """
+
+    # What 0.5's programs look at: the parameters of the form that they use.
+    __signature__ = inspect.signature(_GroupLoader)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, path: Paths, num_threads: int = 8) -> _PathLoader: ...  # type: ignore[misc]
+        @overload
+        def __new__(cls, pg: Any, *args: Any, **kwargs: Any) -> SafeTensorsFileLoader: ...
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a loader of paths, or one of a process group."""
+        first = args[0] if args else kwargs.get("path", kwargs.get("pg"))
+        if cls is SafeTensorsFileLoader and _is_path(first):
+            return _PathLoader(*args, **kwargs)
+        return super().__new__(cls)
 
 
 class fastsafe_open:  # noqa: N801 - the name that programs know

@@ -19,8 +19,10 @@ _MODULES = {"pytorch": "_torch", "pt": "_torch", "torch": "_torch", "paddle": "_
 class TensorBase(ABC):
     """A framework's tensor behind one interface; get_raw() is the tensor itself."""
 
-    device: Device
-    dtype: DType
+    def __init__(self, device: Device, dtype: DType) -> None:
+        """Keep where it is and what it is made of."""
+        self.device = device
+        self.dtype = dtype
 
     @abstractmethod
     def get_raw(self) -> Any:
@@ -213,6 +215,38 @@ class FrameworkOpBase(ABC):
     def get_device_ptr_align(self) -> int:
         """Return what a device asks of addresses."""
         return 16
+
+    # ---- what 0.5's programs ask a framework ----
+
+    def get_device(self, device: Any, pg: ProcessGroupBase) -> Device:
+        """Return our Device of what names one."""
+        return Device.of(device)
+
+    def set_device(self, device: Device) -> None:  # noqa: B027 - only GPUs have a current one
+        """Make a GPU the current one."""
+
+    def synchronize(self, device: Device) -> None:  # noqa: B027 - nothing is queued
+        """Wait for a GPU."""
+
+    def synchronize_current_stream(self, device: Device) -> None:
+        """Wait for what is queued on a GPU's current stream."""
+        self.synchronize(device)
+
+    def copy_tensor(self, dst: TensorBase, src: TensorBase) -> None:
+        """Copy src's values to dst."""
+        raise NotImplementedError(f"{self.get_name()} copies no tensors here")
+
+    def randn(self, s: tuple[int, ...], device: Device, dtype: DType) -> TensorBase:
+        """Return normal random values."""
+        raise NotImplementedError(f"{self.get_name()} makes no random tensors here")
+
+    def get_cuda_ver(self) -> str:
+        """Return what the framework was built for: "12.8", "hip-.." or "0.0"."""
+        return "0.0"
+
+    def support_fp8(self) -> bool:
+        """Tell whether there are 8-bit floats."""
+        return False
 
     # ---- for readers of one's own, which fill a buffer and make tensors of it ----
 
