@@ -430,7 +430,9 @@ class SafeTensorsFileLoader(_GroupLoader, metaclass=_EitherLoader):
     if TYPE_CHECKING:
 
         @overload
-        def __new__(cls, path: Paths, num_threads: int = 8) -> _PathLoader: ...  # type: ignore[misc]
+        def __new__(  # type: ignore[misc]
+            cls, path: Paths, num_threads: int = 8
+        ) -> _PathLoader: ...
         @overload
         def __new__(cls, pg: Any, *args: Any, **kwargs: Any) -> SafeTensorsFileLoader: ...
 
