@@ -119,11 +119,6 @@ static bool drop_repeated_metadata(fsti_header *header) {
 /// Gives back what the growing arrays did not use.
 static void trim_tables(header_build *build) {
     fsti_header *header = build->header;
-    header->table_bytes = sizeof *header + header->byte_count + FSTI_FORMAT_PADDING_BYTES +
-                          header->tensor_count * sizeof *header->tensors +
-                          header->shape_count * sizeof *header->shapes +
-                          header->slot_count * sizeof *header->slots +
-                          header->metadata_count * sizeof *header->metadata;
     if (build->tensor_capacity > header->tensor_count && header->tensor_count > 0) {
         void *trimmed =
             fsti_realloc(header->tensors, header->tensor_count * sizeof *header->tensors);
@@ -133,6 +128,15 @@ static void trim_tables(header_build *build) {
         void *trimmed = fsti_realloc(header->shapes, header->shape_count * sizeof *header->shapes);
         if (trimmed != NULL) header->shapes = trimmed;
     }
+}
+
+/// What the tables take, once all of them are made.
+static void sum_tables(fsti_header *header) {
+    header->table_bytes = sizeof *header + header->byte_count + FSTI_FORMAT_PADDING_BYTES +
+                          header->tensor_count * sizeof *header->tensors +
+                          header->shape_count * sizeof *header->shapes +
+                          header->slot_count * sizeof *header->slots +
+                          header->metadata_count * sizeof *header->metadata;
 }
 
 /// Leaves the tensors whose bytes are all in the file.
@@ -166,6 +170,7 @@ static fst_status build_tables(header_build *build, fst_error *error) {
         return fsti_error_memory(error, header->byte_count);
     if (header->tensor_count > 0)
         header->data_bytes = header->tensors[header->tensor_count - 1].end;
+    sum_tables(header);
     return FST_OK;
 }
 

@@ -282,6 +282,10 @@ TEST(many_tensors_within_twice_the_header)
         CHECK_INT(status, FST_OK);
         CHECK_INT(header->tensor_count, count);
         CHECK(header->table_bytes <= 2 * size);
+        // All of the tables: the one of names comes last.
+        CHECK(header->slot_count >= count);
+        CHECK(header->table_bytes >
+              size + count * sizeof *header->tensors + header->slot_count * sizeof *header->slots);
         for (size_t i = 0; i < count; i += 997) {
             const fsti_tensor *tensor = &header->tensors[i];
             CHECK_INT(tensor->begin, i * 8);
