@@ -18,12 +18,14 @@ BELOW = {
     "format": {"base", "dtype"},
     "plan": {"base", "dtype", "format"},
     "io": {"base"},
-    "device": {"base"},
-    "transfer": {"base", "dtype", "format", "plan", "io", "device"},
-    "loader": {"base", "dtype", "format", "plan", "io", "device", "transfer"},
     "output": {"base", "io"},
-    "save": {"base", "dtype", "format", "io", "output", "device"},
-    "api": {"base", "dtype", "format", "device", "loader", "save"},
+    "memory": {"base"},
+    "gpu": {"base", "memory"},
+    "model": {"base", "dtype", "format", "io", "memory"},
+    "transfer": {"base", "dtype", "format", "plan", "io", "memory", "gpu"},
+    "loader": {"base", "dtype", "format", "plan", "io", "memory", "gpu", "model", "transfer"},
+    "save": {"base", "dtype", "format", "io", "output", "memory", "gpu"},
+    "api": {"base", "dtype", "format", "memory", "gpu", "model", "loader", "save"},
 }
 # Rooms without system calls and threads: what they may include beyond the language itself.
 PURE = {"dtype", "format", "plan"}
@@ -52,6 +54,30 @@ def check_room_file(path: pathlib.Path, room: str) -> list[str]:
     return faults
 
 
+def read_prose(text: str) -> dict[str, set[str]]:
+    """What docs/ARCHITECTURE.md says of the rooms: in a chain each may use all before it."""
+    below: dict[str, set[str]] = {room: {"base"} for room in BELOW}
+    block = text.split("is the test):", 1)[1].split("```", 2)[1]
+    for chain in re.split(r"\n|\s{3,}", block):
+        before: set[str] = set()
+        for link in chain.split("->"):
+            rooms = set(re.findall(r"\w+", link)) & BELOW.keys()
+            for room in rooms if before else set():
+                below[room] |= before
+            before |= rooms
+    return below
+
+
+def check_prose(root: pathlib.Path) -> list[str]:
+    """Faults of the prose: it and BELOW agree to the letter."""
+    path = root / "docs/ARCHITECTURE.md"
+    if not path.exists():
+        return []
+    said = read_prose(path.read_text())
+    return [f"{path}: of {room} it says {sorted(said[room])}, the rule is {sorted(rooms)}"
+            for room, rooms in BELOW.items() if said[room] != rooms | {"base"}]
+
+
 def check_outsider(path: pathlib.Path) -> list[str]:
     """Faults of the includes of a file outside of src/: public headers and its own folder only."""
     return [
@@ -64,7 +90,7 @@ def check_outsider(path: pathlib.Path) -> list[str]:
 def main() -> int:
     """Check the tree; print the faults."""
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent)
-    faults, count = [], 0
+    faults, count = check_prose(root), 0
     for path in sorted((root / "src").rglob("*.[ch]")):
         count += 1
         faults += check_room_file(path, path.parent.name)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""make_ptx.py [--check]: makes src/device/kernels/scatter.ptx from scatter.cu with NVRTC, which
+"""make_ptx.py [--check]: makes src/gpu/kernels/scatter.ptx from scatter.cu with NVRTC, which
 needs no GPU. The library is found as the package nvidia-cuda-nvrtc-cu12 installs it, or by the
 system's linker. --check compares instead; exit status 77 when there is no NVRTC, or another one
 than the file says it was made with (other versions write other instructions for the same source).
@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 
-KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/device/kernels"
+KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/gpu/kernels"
 # The oldest that every instruction of the kernel is in: drivers since CUDA 10 (2018) take it.
 ISA, TARGET = "6.4", "compute_52"
 SKIP = 77

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "api_check.h"
-#include "device/device.h"
+#include "gpu/gpu.h"
 #include "dtype/dtype.h"
 #include "fastsafetensors.h"
 

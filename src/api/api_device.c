@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "api_check.h"
-#include "device/device.h"
+#include "gpu/gpu.h"
 #include "fastsafetensors.h"
 
 fst_status fst_device_parse(const char *text, fst_device *out, fst_error *error) {

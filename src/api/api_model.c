@@ -4,7 +4,7 @@
 
 #include "api_check.h"
 #include "fastsafetensors.h"
-#include "loader/loader.h"
+#include "model/model.h"
 
 static fst_status read_options(const fst_open_options *options, uint32_t *flags, fst_error *error) {
     fst_open_options known = {.struct_size = sizeof known};

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu.h"
+#include "gpu_private.h"
 
 /// CUDA 11.2: the oldest driver with all that is used here and frameworks still support.
 #define CUDA_VERSION_MIN 11020

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu.h"
+#include "gpu_private.h"
 
 #define DEVICE_COUNT_MAX 64
 

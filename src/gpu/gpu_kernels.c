@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "fastsafetensors/dtype.h"
-#include "gpu.h"
+#include "gpu_private.h"
 #include "kernel_texts.h" // made by tools/embed_text.py
 
 #define KERNEL_NAME "fst_scatter_pieces"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Memory of devices: arenas there, page-locked memory here, and copies back.
-#include "gpu.h"
+#include "gpu_private.h"
 
 /// Freeing waits for all that the device still does with the memory (so does the driver's call):
 /// a program may drop a tensor whose last kernel still runs.

@@ -3,13 +3,13 @@
 /// driver interface and HIP's agree in almost every signature; the types here are theirs as far as
 /// the ABI goes (handles are pointers, results and enumerations are int, a device address is 64
 /// bits).
-#ifndef FSTI_GPU_H
-#define FSTI_GPU_H
+#ifndef FSTI_GPU_PRIVATE_H
+#define FSTI_GPU_PRIVATE_H
 
 #include <pthread.h>
 #include <sys/types.h>
 
-#include "device.h"
+#include "gpu.h"
 
 /// X(field, parameters, CUDA's symbol, HIP's symbol). Sources: the CUDA driver API reference and
 /// the HIP runtime API reference; CUDA's _v2 names are what its header maps the plain ones to.

@@ -4,7 +4,7 @@
 /// costs more than any load of a small model, so a ring is kept for the next load.
 #include <sys/mman.h>
 
-#include "gpu.h"
+#include "gpu_private.h"
 
 #define SLOT_STRIDE (FSTI_RING_SLOT_BYTES + FSTI_RING_TABLE_BYTES)
 /// Two: while one stream's kernel works, the other copies.
@@ -24,7 +24,8 @@ struct fsti_ring {
     uint32_t slot_count;
     void *streams[STREAM_COUNT];
     uint64_t staging[STREAM_COUNT]; ///< device memory; 0 until a kernel needs it
-    bool is_broken;                 ///< a stream reported an error: not to be kept
+    atomic_bool has_unlocked;       ///< some slot could not be locked; asked by any thread
+    atomic_bool is_broken;          ///< a stream reported an error: not to be kept
     pthread_mutex_t lock;           ///< for sending: a copy and its kernel go to a stream together
 };
 
@@ -158,16 +159,15 @@ fst_status fsti_ring_slot(fsti_ring *ring, uint32_t index, char **data, fst_erro
     // Where memory can't be locked (a limit, WSL) copies are slower, but right: the driver then
     // takes the bytes before the call returns.
     slot->is_locked = api->host_register(memory, SLOT_STRIDE, GPU_HOST_REGISTER_PORTABLE) == 0;
-    if (slot->is_locked) atomic_fetch_add(&locked_bytes, SLOT_STRIDE);
+    if (slot->is_locked)
+        atomic_fetch_add(&locked_bytes, SLOT_STRIDE);
+    else
+        atomic_store(&ring->has_unlocked, true);
     slot->data = *data = memory;
     return FST_OK;
 }
 
-bool fsti_ring_is_locked(const fsti_ring *ring) {
-    for (uint32_t i = 0; i < ring->slot_count; i++)
-        if (ring->slots[i].data != NULL && !ring->slots[i].is_locked) return false;
-    return true;
-}
+bool fsti_ring_is_locked(const fsti_ring *ring) { return !atomic_load(&ring->has_unlocked); }
 
 fst_status fsti_ring_follow(fsti_ring *ring, uintptr_t stream, fst_error *error) {
     const fsti_gpu_api *api = ring->device->api;

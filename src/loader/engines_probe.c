@@ -2,7 +2,7 @@
 /// What can be used on this machine or for one file, for people to read.
 #include <stdio.h>
 
-#include "device/device.h"
+#include "gpu/gpu.h"
 #include "io/io.h"
 #include "loader.h"
 #include "transfer/transfer.h"

@@ -4,7 +4,8 @@
 #define FSTI_LOAD_H
 
 #include "fastsafetensors/experimental.h"
-#include "model.h"
+#include "loader.h"
+#include "model/model.h"
 #include "plan/plan.h"
 #include "transfer/transfer.h"
 

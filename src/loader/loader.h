@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the loader room: models, loads and tensors behind the public handles.
+/// The door of the loader room: loads and tensors behind the public handles.
 /// Arguments have been checked by the api room.
 #ifndef FSTI_LOADER_H
 #define FSTI_LOADER_H
@@ -7,21 +7,6 @@
 #include "base/base.h"
 #include "fastsafetensors/experimental.h"
 #include "fastsafetensors/loader.h"
-#include "fastsafetensors/model.h"
-
-fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error);
-fst_status fsti_model_open_files(const char *const *paths, size_t path_count, uint32_t flags,
-                                 fst_model **out, fst_error *error);
-void fsti_model_unref(fst_model *model);
-size_t fsti_model_tensor_count(const fst_model *model);
-size_t fsti_model_file_count(const fst_model *model);
-/// `index` is in range.
-void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out);
-void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out);
-void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,
-                         fst_metadata_entry *out);
-fst_status fsti_model_find(const fst_model *model, const char *name, size_t name_size,
-                           size_t *index, fst_error *error);
 
 /// `options` is complete: struct_size is this version's, and `tuning` is there.
 fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, fst_loader **out,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Buffers: counted memory of any origin.
-#include "device.h"
+#include "memory.h"
 
 #include <sys/mman.h>
 

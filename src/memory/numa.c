@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "device.h"
+#include "memory.h"
 
 #ifndef MPOL_LOCAL
 #define MPOL_LOCAL 4

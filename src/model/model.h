@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The model's inside: private to the loader room.
+/// The door of the model room: a model's files, and one table of tensors over all of them.
 #ifndef FSTI_MODEL_H
 #define FSTI_MODEL_H
 
 #include <pthread.h>
 
-#include "device/device.h"
 #include "format/format.h"
 #include "io/io.h"
-#include "loader.h"
+#include "memory/memory.h"
 
 /// One file of a model.
 typedef struct model_file {
@@ -91,5 +90,21 @@ bool fsti_model_file_kind(const char *bytes, size_t byte_count, uint64_t file_si
 
 /// Says what a folder without safetensors files has instead: words to follow a message, or "".
 void fsti_model_folder_hint(const char *folder, char *text, size_t text_size);
+
+// ---- the public functions; their arguments have been checked ----
+
+fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error);
+fst_status fsti_model_open_files(const char *const *paths, size_t path_count, uint32_t flags,
+                                 fst_model **out, fst_error *error);
+void fsti_model_unref(fst_model *model);
+size_t fsti_model_tensor_count(const fst_model *model);
+size_t fsti_model_file_count(const fst_model *model);
+/// `index` is in range.
+void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out);
+void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out);
+void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,
+                         fst_metadata_entry *out);
+fst_status fsti_model_find(const fst_model *model, const char *name, size_t name_size,
+                           size_t *index, fst_error *error);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device/device.h"
+#include "gpu/gpu.h"
 
 #define SLOT_COUNT_MAX 8u
 /// 8 writes of 2 MiB in flight: what a disk takes at full speed, and slots that stay in the cache.

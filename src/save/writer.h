@@ -7,7 +7,7 @@
 #include <sys/types.h>
 
 #include "coverage.h"
-#include "device/device.h"
+#include "gpu/gpu.h"
 #include "journal.h"
 #include "layout.h"
 #include "save.h"

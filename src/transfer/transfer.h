@@ -5,7 +5,7 @@
 #ifndef FSTI_TRANSFER_H
 #define FSTI_TRANSFER_H
 
-#include "device/device.h"
+#include "gpu/gpu.h"
 #include "fastsafetensors/experimental.h"
 #include "io/io.h"
 #include "plan/plan.h"

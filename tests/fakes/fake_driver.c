@@ -39,7 +39,7 @@ static inline u64 bits_of_double(double value) {
 #define BITS_OF(value) bits_of_float(value)
 #define DOUBLE_OF(bits) double_of_bits(bits)
 #define BITS_OF_DOUBLE(value) bits_of_double(value)
-#include "../../src/device/kernels/scatter.cu"
+#include "../../src/gpu/kernels/scatter.cu"
 
 #if defined(FAKE_HIP)
 #define FUNCTION(cuda, hip) __attribute__((visibility("default"))) int hip

@@ -8,7 +8,7 @@
 
 #include "base/base.h"
 #include "check.h"
-#include "device/device.h"
+#include "gpu/gpu.h"
 #include "fixture.h"
 #include "gpu_fixture.h"
 

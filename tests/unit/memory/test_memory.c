@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "check.h"
-#include "device/device.h"
+#include "memory/memory.h"
 #include "fixture.h"
 
 TEST(arenas_are_aligned_and_counted)

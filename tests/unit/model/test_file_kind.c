@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "loader/model.h"
+#include "model/model.h"
 
 typedef struct sample {
     const char *bytes;

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the memory room: counted buffers of any origin, arenas, NUMA policy.
+#ifndef FSTI_MEMORY_H
+#define FSTI_MEMORY_H
+
+#include "base/base.h"
+#include "fastsafetensors/device.h"
+#include "fastsafetensors/experimental.h"
+#include "fastsafetensors/loader.h"
+
+/// Buffers are placed at multiples of this when they are that large, in huge pages if the system
+/// gives them: a fault then makes 2 MiB, and a 1 MiB request to the disk is one segment.
+#define FSTI_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
+#define FSTI_BUFFER_ALIGNMENT 4096u
+#define FSTI_DEVICE_ALIGNMENT 256u
+
+/// A GPU that was opened (gpu/gpu.h); NULL stands for the processors. Never closed.
+typedef struct fsti_device fsti_device;
+
+/// Memory that tensors share by reference count. Safe from any thread.
+typedef struct fsti_buffer fsti_buffer;
+struct fsti_buffer {
+    fsti_refcount refs;
+    char *data;
+    uint64_t size_bytes;
+    bool is_fresh; ///< its pages are not there yet: populating them ahead pays
+    bool writable;
+    void (*release)(fsti_buffer *buffer); ///< gives `data` back
+    fst_allocator allocator;              ///< for release
+    fsti_device *device;                  ///< whose address `data` is, or who has locked it
+    fsti_buffer *beneath;                 ///< of locked memory: the memory
+    atomic_uint_fast64_t promised_bytes;  ///< of an arena: not written to yet, as far as is known
+};
+
+/// Memory of our own, aligned to FSTI_BUFFER_ALIGNMENT; a kept arena if one fits.
+fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error);
+/// Memory from the caller's allocator (copied): of the processors, or of `device`.
+fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_bytes,
+                               fsti_device *device, fsti_buffer **out, fst_error *error);
+/// Takes over `data` of any origin; `release` gives it back. On failure it is not taken.
+fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fsti_buffer *buffer),
+                            fsti_buffer **out, fst_error *error);
+
+fsti_buffer *fsti_buffer_ref(fsti_buffer *buffer);
+void fsti_buffer_unref(fsti_buffer *buffer);
+
+/// Says that `size_bytes` more of the buffer are in use: they are no longer promised but taken, and
+/// the system counts them.
+void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes);
+
+/// Makes the pages of [data + begin, data + end) present.
+void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
+
+/// Anonymous memory at a multiple of the huge page, in huge pages where there are any; NULL when
+/// there is none. For munmap(2).
+char *fsti_pages_map(uint64_t bytes);
+/// Makes whole pages present.
+void fsti_pages_populate(char *data, uint64_t size_bytes);
+
+/// Nodes of memory that the machine has; at least 1.
+uint32_t fsti_numa_node_count(void);
+/// Asks for a policy for pages that are not there yet. False when there is nothing to choose (one
+/// node, or the default) or the system refuses.
+bool fsti_numa_place(void *address, uint64_t size_bytes, fst_numa policy);
+/// For tests: another list of nodes and another mbind(2); NULL: the real one.
+typedef long (*fsti_numa_bind)(void *address, size_t size, int mode, const unsigned long *nodes,
+                               unsigned long node_max);
+void fsti_numa_fake(const char *path, fsti_numa_bind bind);
+
+/// Buffers alive, and their bytes.
+void fsti_buffer_live(size_t *count, uint64_t *size_bytes);
+
+/// Arenas that were released and are kept for the next load: at most this many bytes.
+void fsti_arena_keep_max(uint64_t size_bytes);
+/// Gives kept arenas back to the system; returns their bytes.
+uint64_t fsti_arena_trim(void);
+
+#endif
