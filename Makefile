@@ -127,8 +127,8 @@ dist: $(VENV)/.dist-ready ## sdist and manylinux_2_28 wheels for x86-64 and aarc
 docs: $(VENV)/.docs-ready $(VENV)/.package-ready ## the documents as a site, into build/site
 	@$(BIN)/python tools/make_docs.py
 
-bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1
-	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,compare_loads)).py $(BENCH_ARGS)
+bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1, GRID=1
+	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,$(if $(GRID),compare_starts,compare_loads))).py $(BENCH_ARGS)
 
 fuzz: $(VENV)/.build-ready ## every fuzz target for SECONDS=60 (clang)
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)

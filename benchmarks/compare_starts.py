@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The grid: who starts first, second and third, from where, with what, beside the peers.
+
+    make bench GRID=1 [BENCH_ARGS="--rounds 5 --places disk,tmpfs --peer NAME=FOLDER"]
+
+Each cell drops the files from the page cache and then starts three times, and once more with half
+of each file cached. A start is a process of its own, forked after imports, so that what is timed is
+from the call to the last byte read. Contenders take turns in every round; medians are reported.
+A peer is a folder made by `pip install --target FOLDER --no-deps PACKAGE`, named safetensors-rc,
+runai or fastsafetensors-0.5. No memory is warmed beforehand: what a virtual machine takes for
+fresh pages is part of what users wait for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+STRANGER = 65534
+MODELS = ("25 MB", "1 GiB", "20,000 tensors", "4 shards")
+WAYS = ("views", "owned", "three tensors", "header only")
+STARTS = ("first", "second", "third", "half")
+PLACES = ("disk", "readahead 128K", "tmpfs", "stranger")
+
+
+# ---- contenders: each function loads and reads every byte that it asked for ----
+
+
+def touch(tensors: Any) -> int:
+    """Read a byte of every page."""
+    import torch
+
+    return sum(int(x.reshape(-1).view(torch.uint8)[::4096].sum()) for x in tensors if x.numel())
+
+
+def names_of_three(path: str) -> list[str]:
+    """Three tensors that lie apart."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    names = sorted(name for name in header if name != "__metadata__")
+    return [names[0], names[len(names) // 2], names[-1]]
+
+
+def through_safe_open(module: Any, way: str, paths: list[str], names: list[str]) -> int:
+    """Header and single tensors, by the interface that both packages have."""
+    total = 0
+    for path in paths if way == "header only" else paths[:1]:
+        with module.safe_open(path, framework="pt") as file:
+            keys = file.keys()
+            total += len(list(keys)) if way == "header only" else touch(
+                [file.get_tensor(name) for name in names])
+    return total
+
+
+def run_safetensors(way: str, paths: list[str], names: list[str]) -> int:
+    """The reference, 0.8 or newer."""
+    import safetensors
+    from safetensors.torch import load_file
+
+    if way in ("three tensors", "header only"):
+        return through_safe_open(safetensors, way, paths, names)
+    tensors = [x for path in paths for x in load_file(path).values()]
+    return touch([x.clone() for x in tensors] if way == "owned" else tensors)
+
+
+def run_ours(way: str, paths: list[str], names: list[str]) -> int:
+    """This package; owned is mode="load"."""
+    import fastsafetensors
+    from fastsafetensors.torch import load_file
+
+    if way in ("three tensors", "header only"):
+        return through_safe_open(fastsafetensors, way, paths, names)
+    mode = "load" if way == "owned" else "auto"
+    return touch(load_file(paths if len(paths) > 1 else paths[0], mode=mode).values())
+
+
+def run_runai(way: str, paths: list[str], names: list[str]) -> int:
+    """Run:ai's streamer; its tensors are views of a buffer that goes, so they are cloned."""
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths)
+        return touch([tensor.clone() for _, tensor in streamer.get_tensors()])
+
+
+def run_fastsafetensors(way: str, paths: list[str], names: list[str]) -> int:
+    """fastsafetensors 0.5 without GPUDirect; the loader stays open."""
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), "cpu", nogds=True)
+    loader.add_filenames({0: paths})
+    buffer = loader.copy_files_to_device()
+    return touch([buffer.get_tensor(name) for name in loader.get_keys()])
+
+
+def run_plain(way: str, paths: list[str], names: list[str]) -> int:
+    """read(2) of everything, one thread, no tensors."""
+    total = 0
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            memory = bytearray(os.path.getsize(path))
+            view, at = memoryview(memory), 0
+            while at < len(memory):
+                at += file.readinto(view[at : at + (8 << 20)])
+            total += at
+    return total
+
+
+CONTENDERS = {
+    "ours": (run_ours, WAYS),
+    "safetensors": (run_safetensors, WAYS),
+    "safetensors-rc": (run_safetensors, WAYS),
+    "runai": (run_runai, ("owned",)),
+    "fastsafetensors-0.5": (run_fastsafetensors, ("owned",)),
+    "plain read": (run_plain, ("owned",)),
+}
+
+
+def start_child(order: dict[str, Any], run: Any) -> dict[str, Any]:
+    """One start in a process of its own: seconds, or what stopped it."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if order["stranger"]:
+                os.setgroups([])
+                os.setgid(STRANGER)
+                os.setuid(STRANGER)
+            begin = time.perf_counter()
+            run(order["way"], order["paths"], order["names"])
+            result = {"seconds": time.perf_counter() - begin}
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the report says it
+            result = {"error": f"{type(error).__name__}: {error}"[:200]}
+        os.write(write_end, json.dumps(result).encode())
+        os._exit(0)
+    os.close(write_end)
+    text = b""
+    while part := os.read(read_end, 4096):
+        text += part
+    os.close(read_end)
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": f"ended by status {status}"}
+
+
+def serve(name: str) -> None:
+    """Import once, then start what stdin asks for."""
+    import torch
+
+    torch.set_num_threads(1)
+    if name.startswith("safetensors"):
+        import safetensors.torch  # noqa: F401
+    elif name == "ours":
+        import fastsafetensors.torch  # noqa: F401
+    elif name == "runai":
+        import runai_model_streamer  # noqa: F401
+    elif name == "fastsafetensors-0.5":
+        import fastsafetensors  # noqa: F401
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(start_child(json.loads(line), CONTENDERS[name][0])), flush=True)
+
+
+# ---- the other side: files, places, rounds ----
+
+
+def make_models(folder: pathlib.Path) -> dict[str, list[str]]:
+    """Write the models once; bytes by chance."""
+    import torch
+    from safetensors.torch import save_file
+
+    def tensors(count: int, size: int) -> dict[str, Any]:
+        return {f"layers.{i}.weight": torch.randint(0, 255, (size,), dtype=torch.uint8)
+                for i in range(count)}
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = {"25 MB": [(24, 1 << 20)], "1 GiB": [(64, 16 << 20)],
+              "20,000 tensors": [(20000, 1024)], "4 shards": [(16, 16 << 20)] * 4}
+    models: dict[str, list[str]] = {}
+    for model, parts in shapes.items():
+        models[model] = []
+        for number, (count, size) in enumerate(parts):
+            path = folder / f"{model.replace(' ', '-').replace(',', '')}-{number}.safetensors"
+            if not path.exists():
+                rows = tensors(count, size)
+                save_file({f"s{number}.{name}": x for name, x in rows.items()}, str(path))
+            models[model].append(str(path))
+    os.sync()
+    return models
+
+
+def evict(paths: list[str], half: bool) -> None:
+    """Drop the files from the page cache, or all but their first halves."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        size = os.fstat(descriptor).st_size
+        if half:
+            os.posix_fadvise(descriptor, 0, size // 2, os.POSIX_FADV_WILLNEED)
+            os.pread(descriptor, 1, size // 2 - 1)
+        os.posix_fadvise(descriptor, size // 2 if half else 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+class Readahead:
+    """The device's readahead window, set for a while where that is allowed."""
+
+    def __init__(self, folder: pathlib.Path, kib: int | None) -> None:
+        """kib: None leaves it as it is."""
+        number = os.stat(folder).st_dev
+        self.file = pathlib.Path(
+            f"/sys/class/bdi/{os.major(number)}:{os.minor(number)}/read_ahead_kb")
+        self.kib = kib
+
+    def __enter__(self) -> None:
+        """Set it."""
+        if self.kib is not None:
+            self.before = self.file.read_text()
+            self.file.write_text(str(self.kib))
+
+    def __exit__(self, *_: object) -> None:
+        """Put it back."""
+        if self.kib is not None:
+            self.file.write_text(self.before)
+
+
+def open_servers(peers: dict[str, str]) -> dict[str, subprocess.Popen[str]]:
+    """Start the contenders that can be had."""
+    servers = {}
+    for name in CONTENDERS:
+        environment = dict(os.environ)
+        if name in peers:
+            environment["PYTHONPATH"] = peers[name]
+        elif name not in ("ours", "safetensors", "plain read"):
+            print(f"without {name}: no --peer {name}=FOLDER")
+            continue
+        server = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--serve", name],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                  env=environment)
+        assert server.stdout is not None
+        if not server.stdout.readline():
+            print(f"without {name}: it does not start")
+            continue
+        servers[name] = server
+    return servers
+
+
+def ask(server: subprocess.Popen[str], order: dict[str, Any]) -> dict[str, Any]:
+    """One start by a server."""
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(order) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+def measure_cell(servers: dict[str, Any], order: dict[str, Any], rounds: int,
+                 evicts: bool) -> dict[str, Any]:
+    """Medians and ranges: {contender: {start: [median, least, most] or text of an error}}."""
+    names = [name for name in servers if order["way"] in CONTENDERS[name][1]]
+    seconds: dict[str, dict[str, list[Any]]] = {n: {s: [] for s in STARTS} for n in names}
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for start in STARTS if evicts else STARTS[:3]:
+                if evicts and start in ("first", "half"):
+                    evict(order["paths"], start == "half")
+                result = ask(servers[name], order)
+                seconds[name][start].append(result.get("seconds", result.get("error")))
+    return {name: {start: summarise(values) for start, values in starts.items() if values}
+            for name, starts in seconds.items()}
+
+
+def summarise(values: list[Any]) -> Any:
+    """Median, least and most, or the first error."""
+    errors = [value for value in values if isinstance(value, str)]
+    return errors[0] if errors else [statistics.median(values), min(values), max(values)]
+
+
+def write_report(cells: list[dict[str, Any]], notes: list[str], path: pathlib.Path) -> None:
+    """A table a way: seconds of the first, second, third start, and half cached."""
+    lines = ["# First, second and third starts", "", *notes, ""]
+    for way in WAYS:
+        rows = [cell for cell in cells if cell["way"] == way]
+        if not rows:
+            continue
+        lines += [f"## {way.capitalize()}", "",
+                  "| place | model | who | first | second | third | half cached |",
+                  "|---|---|---|---|---|---|---|"]
+        for cell in rows:
+            for name, starts in cell["seconds"].items():
+                texts = [f"{value[0]:.4f} [{value[1]:.4f}-{value[2]:.4f}]"
+                         if isinstance(value, list) else str(value)
+                         for value in (starts.get(start, "-") for start in STARTS)]
+                lines.append(f"| {cell['place']} | {cell['model']} | {name} | "
+                             + " | ".join(texts) + " |")
+        lines.append("")
+    path.write_text("\n".join(lines))
+
+
+def run_grid(options: argparse.Namespace) -> None:
+    """All cells that can be had; the rest with what stops it."""
+    peers = dict(text.split("=", 1) for text in options.peer)
+    servers = open_servers(peers)
+    folders = {place: pathlib.Path(options.folder) for place in PLACES}
+    folders["tmpfs"] = pathlib.Path("/dev/shm/fst-grid")
+    notes = ["Seconds from the call to the last byte read, median [least-most] of "
+             f"{options.rounds} rounds, contenders in turns, no memory warmed beforehand, "
+             f"{os.cpu_count()} processors."]
+    cells = []
+    for place in options.places.split(","):
+        if place in ("readahead 128K", "stranger") and os.geteuid() != 0:
+            notes.append(f"Not had: {place} needs root.")
+            continue
+        models = make_models(folders[place])
+        with Readahead(folders[place], 128 if place == "readahead 128K" else None):
+            for model in options.models.split(";"):
+                names = names_of_three(models[model][0])
+                for way in options.ways.split(","):
+                    order = {"way": way, "paths": models[model], "names": names,
+                             "stranger": place == "stranger"}
+                    seconds = measure_cell(servers, order, options.rounds, place != "tmpfs")
+                    cells.append({"place": place, "model": model, "way": way, "seconds": seconds})
+                    print(json.dumps(cells[-1]), flush=True)
+    notes.append("Not had: a cgroup of 512 MiB and a FUSE file system are the machine's to give.")
+    if options.report:
+        write_report(cells, notes, pathlib.Path(options.report))
+    if options.json:
+        text = json.dumps({"notes": notes, "cells": cells}, indent=1)
+        pathlib.Path(options.json).write_text(text)
+    for server in servers.values():
+        server.stdin.close()
+        server.wait()
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="build/grid", help="where models are made")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--places", default=",".join(PLACES))
+    parser.add_argument("--models", default=";".join(MODELS), help="apart by ;")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--report", help="a Markdown file to write")
+    parser.add_argument("--json", help="a JSON file to write")
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+    else:
+        run_grid(options)
+
+
+if __name__ == "__main__":
+    main()
