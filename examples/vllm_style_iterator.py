@@ -9,7 +9,9 @@ the same once more without them.
 """
 
 import argparse
+import json
 import pathlib
+import sys
 import tempfile
 
 import torch
@@ -55,6 +57,24 @@ def fill(model, iterator):
     return count
 
 
+def list_files(folder):
+    """Return the files of a model: all that its index names, or all that there are; or exit.
+
+    An iterator over files can't know that one of a set is missing.
+    """
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    names = set()
+    for index in indexes:
+        names |= set(json.loads(index.read_text())["weight_map"].values())
+    files = sorted(folder / name for name in names) or sorted(folder.glob("*.safetensors"))
+    missing = [path.name for path in files if not path.exists()]
+    if missing or not files:
+        what = f"without {', '.join(missing)}" if missing else "no *.safetensors file"
+        print(f"{folder}: {what}", file=sys.stderr)
+        sys.exit(2)
+    return [str(path) for path in files]
+
+
 def main():
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -75,7 +95,7 @@ def main():
                          weights(files, SingleGroup(), arguments.device))
             print(f"{count} tensors of {len(files)} files are in the model")
             return
-        files = [str(path) for path in folder.glob("*.safetensors")]
+        files = list_files(folder)
         total = 0
         for name, tensor in weights(files, SingleGroup(), arguments.device):
             total += tensor.nbytes

@@ -34,7 +34,8 @@ def load_base(settings):
 
             switch = accelerate_from_pretrained(settings.fastsafetensors_num_threads)
         except ImportError:
-            print("fastsafetensors is not installed: safetensors loads the base model")
+            print("this fastsafetensors is not installed (or another package of that name "
+                  "is): safetensors loads the base model")
     with switch:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.to(settings.device)

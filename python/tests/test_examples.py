@@ -41,6 +41,17 @@ def test_iterator(sharded, torch):
     assert text.count("torch.float32") == 9
 
 
+def test_iterator_refuses_what_is_not_all_there(sharded, tmp_path, torch):
+    folder = tmp_path / "set"
+    shutil.copytree(sharded[0], folder)
+    next(folder.glob("*-00002-of-*")).unlink()
+    for path, words in ((folder, "without model-00002-of-00003.safetensors"),
+                        (tmp_path / "none", "no *.safetensors file")):
+        done = subprocess.run([sys.executable, EXAMPLES / "vllm_style_iterator.py", path],
+                              capture_output=True, text=True)
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
 def test_iterator_goes_on_without_gds(sharded, torch, monkeypatch):
     sys.path.insert(0, str(EXAMPLES))
     try:
@@ -216,8 +227,8 @@ def test_performance_report(model, torch):
     assert re.search(r"^Standard safetensors +\d+\.\d{3} +\d+\.\d{2} *$", text, re.M)
     assert re.search(r"^fastsafetensors \+ GPUDirect +\d+\.\d{3} +\d+\.\d{2} *$", text, re.M)
     assert re.search(r"^Speedup: \d+\.\d{2}x ", text, re.M)
-    assert re.search(r"^Time saved: -?\d+\.\d{3}s \(-?\d+\.\d% improvement\)$", text, re.M)
-    assert re.search(r"^✓ fastsafetensors is (FASTER|SLOWER|SIMILAR)$", text, re.M)
+    assert re.search(r"^Time (saved|lost): \d+\.\d{3}s \(\d+\.\d% (improvement|slower)\)$", text, re.M)
+    assert re.search(r"^(✓ fastsafetensors is (FASTER|SIMILAR)|✗ fastsafetensors is SLOWER)$", text, re.M)
     second = text[text.index("TEST 2"):]
     assert re.search(r"^Method: disk->cpu \((uring|direct|pread|mmap)", second, re.M)
     if os.geteuid() == 0 and os.access("/proc/sys/vm/drop_caches", os.W_OK):
@@ -232,7 +243,9 @@ def test_performance_verdicts_and_refusals(tmp_path, torch, capsys, monkeypatch)
         sys.path.pop(0)
     for pair, word in (((2.0, 1.0), "FASTER"), ((1.0, 2.0), "SLOWER"), ((1.0, 1.01), "SIMILAR")):
         performance.verdict(*pair)
-        assert f"fastsafetensors is {word}" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        mark = "✗" if word == "SLOWER" else "✓"
+        assert f"{mark} fastsafetensors is {word}" in text and "-" not in text
     assert performance.way_of("uring", {}, torch.device("cuda:0")).startswith("disk->cpu->gpu")
     assert performance.way_of("x", {"gds_bytes": 1}, torch.device("cuda:0")) == (
         "disk->gpu (GPUDirect Storage)")
