@@ -163,7 +163,8 @@ static const cli_option rescue_options[] = {SELECT_OPTION, SAVE_OPTIONS, {0}};
 
 #define IN_ONE_STEP                                                                                \
     "The target comes into place in one step, when it is complete; until then, and after\n"        \
-    "any error or crash, what was there before stays. TARGET may be SOURCE itself."
+    "any error or crash, what was there before stays. TARGET may be SOURCE itself, or - for\n"     \
+    "standard output."
 
 const cli_command convert_command = {
     .name = "convert",

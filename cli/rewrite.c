@@ -395,14 +395,7 @@ static void say_done(const rewrite_job *job, const fst_writer *writer) {
            promise);
 }
 
-static int run_job(rewrite_job *job) {
-    fst_error error;
-    fst_writer *writer;
-    fst_loader *loader = NULL;
-    job->save.progress = cli_progress_begin();
-    if (fst_writer_open(job->plan->target, job->tensors, job->count, &job->save, &writer, &error) !=
-        FST_OK)
-        return cli_fail(&error);
+static fst_status open_pieces(rewrite_job *job, fst_loader **loader, fst_error *error) {
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .order = FST_ORDER_REQUEST,
@@ -413,17 +406,77 @@ static int run_job(rewrite_job *job) {
                                 .no_sigbus_guard = 1,
                                 .convert = job->plan->convert,
                                 .dtype = job->plan->dtype};
-    int code = EXIT_GOOD;
     // Without pieces there is nothing to load, and an empty request would mean everything.
-    if (job->piece_count > 0 && fst_loader_open(job->model, &options, &loader, &error) != FST_OK)
-        code = cli_fail(&error);
-    else
-        code = write_pieces(job, loader, writer);
+    return job->piece_count > 0 ? fst_loader_open(job->model, &options, loader, error) : FST_OK;
+}
+
+static int run_job(rewrite_job *job) {
+    fst_error error;
+    fst_writer *writer;
+    fst_loader *loader = NULL;
+    job->save.progress = cli_progress_begin();
+    if (fst_writer_open(job->plan->target, job->tensors, job->count, &job->save, &writer, &error) !=
+        FST_OK)
+        return cli_fail(&error);
+    int code = open_pieces(job, &loader, &error) == FST_OK ? write_pieces(job, loader, writer)
+                                                           : cli_fail(&error);
     fst_loader_close(loader);
     cli_progress_end(code == EXIT_GOOD);
     if (code == EXIT_GOOD) say_done(job, writer);
     fst_writer_close(writer);
     return code;
+}
+
+// ---- to standard output ----
+
+/// Zeros up to `offset`, where tensors that fill alignment lie, then the bytes.
+static bool put_at(uint64_t *at, uint64_t offset, const void *bytes, uint64_t size_bytes) {
+    for (; *at < offset; ++*at)
+        if (putchar(0) == EOF) return false;
+    *at += size_bytes;
+    return size_bytes == 0 || fwrite(bytes, 1, size_bytes, stdout) == size_bytes;
+}
+
+static fst_status put_pieces(rewrite_job *job, fst_loader *loader, const fst_layout *layout,
+                             bool *written, fst_error *error) {
+    size_t header_bytes;
+    uint64_t at = 0, offset, size_bytes;
+    const char *header = fst_layout_header(layout, &header_bytes);
+    *written = put_at(&at, 0, header, header_bytes);
+    for (size_t i = 0; i < job->piece_count && *written; i++) {
+        fst_tensor *tensor;
+        fst_tensor_view view;
+        const rewrite_piece *piece = &job->pieces[i];
+        fst_status status = fst_layout_tensor(layout, piece->output, &offset, &size_bytes, error);
+        if (status == FST_OK) status = fst_loader_next(loader, -1, &tensor, error);
+        if (status != FST_OK) return status;
+        status = fst_tensor_view_get(tensor, &view, error);
+        if (status == FST_OK)
+            *written = put_at(&at, offset + piece->offset, view.data, view.size_bytes);
+        fst_tensor_unref(tensor);
+        if (status != FST_OK) return status;
+    }
+    if (*written) *written = put_at(&at, fst_layout_file_bytes(layout), NULL, 0);
+    return FST_OK;
+}
+
+/// The file as it is made, in the order of its bytes, for a pipe.
+static int stream_job(rewrite_job *job) {
+    fst_error error;
+    fst_layout *layout = NULL;
+    fst_loader *loader = NULL;
+    bool written = true;
+    if (job->plan->file_bytes_max > 0 || job->plan->wanted_files > 0 || job->plan->by_layer ||
+        cli_wants_json() || cli_stdout_is_terminal())
+        return cli_usage(NULL, "'-' is standard output: of one file, to a pipe or a file, and "
+                               "without --json");
+    fst_status status = fst_layout_open(job->tensors, job->count, &job->save, &layout, &error);
+    if (status == FST_OK) status = open_pieces(job, &loader, &error);
+    if (status == FST_OK) status = put_pieces(job, loader, layout, &written, &error);
+    fst_loader_close(loader);
+    fst_layout_close(layout);
+    if (status != FST_OK) return cli_fail(&error);
+    return written ? EXIT_GOOD : EXIT_UNREADABLE; // main() says why
 }
 
 static void say_planned_files(const rewrite_job *job, uint32_t file_count) {
@@ -492,48 +545,7 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_GOOD && plan->dry_run)
         say_plan(&job);
     else if (code == EXIT_GOOD)
-        code = run_job(&job);
+        code = strcmp(plan->target, "-") == 0 ? stream_job(&job) : run_job(&job);
     clear_job(&job);
-    return code;
-}
-
-// ---- sources ----
-
-/// Appends the paths of a source's files to a list that grows; the models stay open meanwhile.
-static int gather_files(fst_model *model, const char ***paths, size_t *count) {
-    size_t more = fst_model_file_count(model);
-    const char **grown = realloc(*paths, (*count + more) * sizeof *grown);
-    if (grown == NULL) return cli_no_memory();
-    *paths = grown;
-    for (size_t f = 0; f < more; f++) {
-        fst_file_info info;
-        fst_error error;
-        if (fst_model_file_info(model, f, &info, &error) != FST_OK) return cli_fail(&error);
-        grown[(*count)++] = info.path;
-    }
-    return EXIT_GOOD;
-}
-
-int cli_open_sources(const char *const *sources, size_t source_count,
-                     const fst_open_options *options, fst_model **model) {
-    fst_error error;
-    if (source_count == 1)
-        return fst_model_open(sources[0], options, model, &error) == FST_OK ? EXIT_GOOD
-                                                                            : cli_fail(&error);
-    const char **paths = NULL;
-    size_t path_count = 0;
-    fst_model **models = calloc(source_count + 1, sizeof(fst_model *));
-    int code = models == NULL ? cli_no_memory() : EXIT_GOOD;
-    for (size_t i = 0; i < source_count && code == EXIT_GOOD; i++) {
-        code = fst_model_open(sources[i], options, &models[i], &error) == FST_OK
-                   ? gather_files(models[i], &paths, &path_count)
-                   : cli_fail(&error);
-    }
-    if (code == EXIT_GOOD &&
-        fst_model_open_files(paths, path_count, options, model, &error) != FST_OK)
-        code = cli_fail(&error);
-    for (size_t i = 0; models != NULL && i < source_count; i++) fst_model_close(models[i]);
-    free(models);
-    free(paths);
     return code;
 }

@@ -227,8 +227,10 @@ def test_performance_report(model, torch):
     assert re.search(r"^Standard safetensors +\d+\.\d{3} +\d+\.\d{2} *$", text, re.M)
     assert re.search(r"^fastsafetensors \+ GPUDirect +\d+\.\d{3} +\d+\.\d{2} *$", text, re.M)
     assert re.search(r"^Speedup: \d+\.\d{2}x ", text, re.M)
-    assert re.search(r"^Time (saved|lost): \d+\.\d{3}s \(\d+\.\d% (improvement|slower)\)$", text, re.M)
-    assert re.search(r"^(✓ fastsafetensors is (FASTER|SIMILAR)|✗ fastsafetensors is SLOWER)$", text, re.M)
+    assert re.search(r"^Time (saved|lost): \d+\.\d{3}s \(\d+\.\d% (improvement|slower)\)$", text,
+                     re.M)
+    assert re.search(r"^(✓ fastsafetensors is (FASTER|SIMILAR)|✗ fastsafetensors is SLOWER)$", text,
+                     re.M)
     second = text[text.index("TEST 2"):]
     assert re.search(r"^Method: disk->cpu \((uring|direct|pread|mmap)", second, re.M)
     if os.geteuid() == 0 and os.access("/proc/sys/vm/drop_caches", os.W_OK):

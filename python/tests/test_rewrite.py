@@ -352,3 +352,23 @@ def test_clean_removes_what_killed_saves_left(run, tmp_path, torch):
     assert answer["removed"] == 1 and answer["leftovers"][0]["bytes"] == 1000
     assert not left.exists() and other.exists() and (tmp_path / "m.safetensors").exists()
     assert "0 files removed" in run("clean", tmp_path)[0]
+
+
+def test_standard_output_is_a_target(command, sample, tmp_path):
+    """The same bytes as in a file, also aligned, converted, of several pieces; nothing else."""
+    path, _ = sample
+    for more in ([], ["--align", "4096"], ["--dtype", "F16"], ["--select", "t.*"],
+                 ["--order", "name"]):
+        subprocess.run([command, "convert", "--quick", *more, path, tmp_path / "out"], check=True,
+                       capture_output=True)
+        done = subprocess.run([command, "convert", *more, path, "-"], capture_output=True,
+                              cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout == (tmp_path / "out").read_bytes()
+    assert not (tmp_path / "-").exists()
+    for words in (["split", "--count", "2", path, "-"], ["convert", "--json", path, "-"],
+                  ["convert", "-", "out"]):
+        done = subprocess.run([command, *words], capture_output=True, cwd=tmp_path)
+        assert done.returncode == 3
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([command, "convert", path, "-"], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2 and b"No space left" in done.stderr
