@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What is not of one room: versions, dtypes, reserved words, the log.
+#include <fastsafetensors.h>
+#include <fastsafetensors/experimental.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "save_fixture.h"
+
+static const uint64_t shape_3[] = {3};
+
+TEST(version_as_a_number)
+{
+    char text[32];
+    CHECK_INT(fst_version_number(), FST_VERSION_NUMBER);
+    uint32_t number = fst_version_number();
+    snprintf(text, sizeof text, "%u.%u.%u", number / 10000, number / 100 % 100, number % 100);
+    CHECK_TEXT(fst_version(), text);
+}
+
+TEST(dtypes_by_name)
+{
+    fst_error error;
+    fst_dtype dtype;
+    for (int i = 0; i < FST_DTYPE_COUNT; i++) {
+        CHECK_INT(fst_dtype_from_name(fst_dtype_name((fst_dtype)i), SIZE_MAX, &dtype, NULL),
+                  FST_OK);
+        CHECK_INT(dtype, i);
+    }
+    CHECK_INT(fst_dtype_from_name("BF16x", 4, &dtype, NULL), FST_OK);
+    CHECK_INT(dtype, FST_DTYPE_BF16);
+    CHECK_INT(fst_dtype_from_name("bf16", SIZE_MAX, &dtype, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "BF16");
+    CHECK_INT(fst_dtype_from_name(NULL, 0, &dtype, NULL), FST_E_ARGUMENT);
+    CHECK(fst_dtype_name((fst_dtype)FST_DTYPE_COUNT) == NULL);
+}
+
+TEST(what_can_be_converted)
+{
+    CHECK(fst_dtype_convertible(FST_DTYPE_F32, FST_DTYPE_BF16));
+    CHECK(fst_dtype_convertible(FST_DTYPE_U8, FST_DTYPE_I16));
+    CHECK(fst_dtype_convertible(FST_DTYPE_C64, FST_DTYPE_C64));
+    CHECK(!fst_dtype_convertible(FST_DTYPE_F32, FST_DTYPE_I32));
+    CHECK(!fst_dtype_convertible(FST_DTYPE_I64, FST_DTYPE_I32));
+    CHECK(!fst_dtype_convertible((fst_dtype)99, (fst_dtype)99));
+}
+
+TEST(bytes_of_a_shape)
+{
+    uint64_t bytes;
+    CHECK_INT(fst_dtype_tensor_bytes(FST_DTYPE_F32, shape_3, 1, &bytes, NULL), FST_OK);
+    CHECK_INT(bytes, 12);
+    CHECK_INT(fst_dtype_tensor_bytes(FST_DTYPE_F32, NULL, 0, &bytes, NULL), FST_OK);
+    CHECK_INT(bytes, 4);
+    CHECK_INT(fst_dtype_tensor_bytes(FST_DTYPE_F4, shape_3, 1, &bytes, NULL),
+              FST_E_MISALIGNED_SLICE);
+    CHECK_INT(
+        fst_dtype_tensor_bytes(FST_DTYPE_F64, (const uint64_t[]){UINT64_MAX}, 1, &bytes, NULL),
+        FST_E_VALIDATION_OVERFLOW);
+    CHECK_INT(fst_dtype_tensor_bytes((fst_dtype)99, shape_3, 1, &bytes, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_dtype_tensor_bytes(FST_DTYPE_F32, NULL, 1, &bytes, NULL), FST_E_ARGUMENT);
+}
+
+static void *give_nothing(void *context, size_t size_bytes, size_t alignment) {
+    (void)context, (void)size_bytes, (void)alignment;
+    return NULL;
+}
+
+static void take_nothing(void *context, void *pointer, size_t size_bytes) {
+    (void)context, (void)pointer, (void)size_bytes;
+}
+
+/// Words that have no meaning yet must be zero: a later library would give them one.
+TEST(reserved_words_must_be_zero)
+{
+    fst_model *model;
+    fst_loader *loader;
+    fst_error error;
+    CHECK_INT(fst_model_open(fixture_tensors("reserved", 2, 64), NULL, &model, NULL), FST_OK);
+    fst_load_options load = FST_STRUCT_INIT(fst_load_options);
+    fst_request_item item = {.reserved = {0, 1}};
+    load.items = &item;
+    load.item_count = 1;
+    CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "reserved");
+    load = FST_STRUCT_INIT(fst_load_options);
+    fst_allocator allocator = {
+        .allocate = give_nothing, .release = take_nothing, .reserved = {0, 0, 1}};
+    load.allocator = &allocator;
+    CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_E_ARGUMENT);
+    load = FST_STRUCT_INIT(fst_load_options);
+    fst_load_tuning tuning = {.struct_size = 3};
+    load.tuning = &tuning;
+    CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_E_ARGUMENT);
+    fst_model_close(model);
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    fst_save_options save = save_options_of();
+    fst_metadata_entry entry = save_entry_of("k", "v");
+    entry.reserved[1] = 1;
+    save.metadata = &entry;
+    save.metadata_count = 1;
+    CHECK_INT(fst_save(fixture_path("r"), &tensor, 1, &save, NULL, NULL), FST_E_ARGUMENT);
+    tensor.reserved[3] = 1;
+    CHECK_INT(fst_save(fixture_path("r"), &tensor, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
+    fst_shard_item shard = {.reserved = {1, 0}};
+    uint32_t file, count;
+    CHECK_INT(fst_shards_assign(&shard, 1, 10, &file, &count, NULL), FST_E_ARGUMENT);
+}
+
+static atomic_int lines, saves;
+static char last_line[1024];
+
+static void note_line(void *context, fst_log_level level, const char *text) {
+    (void)context;
+    atomic_fetch_add(&lines, 1);
+    if (level == FST_LOG_INFO && strncmp(text, "saved ", 6) == 0) {
+        atomic_fetch_add(&saves, 1);
+        snprintf(last_line, sizeof last_line, "%s", text);
+    }
+}
+
+TEST(decisions_are_told_to_the_log)
+{
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    fst_log_set(note_line, NULL, FST_LOG_INFO);
+    CHECK_INT(fst_save(fixture_path("log\x1b[31m"), &tensor, 1, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(saves, 1);
+    CHECK_CONTAINS(last_line, "1 tensors");
+    CHECK(strchr(last_line, 0x1b) == NULL);
+    int before = lines;
+    fst_log_set(note_line, NULL, FST_LOG_DEBUG);
+    CHECK_INT(fst_save(fixture_path("log"), &tensor, 1, NULL, NULL, NULL), FST_OK);
+    CHECK(lines >= before + 2); // the step, and the end
+    fst_log_set(NULL, NULL, FST_LOG_DEBUG);
+    before = lines;
+    CHECK_INT(fst_save(fixture_path("log"), &tensor, 1, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(lines, before);
+}
+
+static void *change_log(void *stop) {
+    while (!atomic_load((atomic_int *)stop)) {
+        fst_log_set(note_line, NULL, FST_LOG_DEBUG);
+        fst_log_set(NULL, NULL, FST_LOG_WARNING);
+    }
+    return NULL;
+}
+
+TEST(the_log_may_be_changed_while_it_is_written)
+{
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    atomic_int stop = 0;
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) CHECK_INT(pthread_create(&threads[i], NULL, change_log, &stop), 0);
+    for (int i = 0; i < 50; i++)
+        CHECK_INT(fst_save(fixture_path("log"), &tensor, 1, NULL, NULL, NULL), FST_OK);
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    fst_log_set(NULL, NULL, FST_LOG_WARNING);
+}

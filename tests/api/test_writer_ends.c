@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How saves end other than well: bytes twice or never, forks, cancellation, kills, rights.
+#include <errno.h>
+#include <fastsafetensors.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "save_fixture.h"
+
+static const uint64_t shape_64k[] = {65536}, shape_3[] = {3};
+
+static fst_writer *open_stream(const char *path) {
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_64k, NULL);
+    fst_writer *writer = NULL;
+    if (fst_writer_open(path, &tensor, 1, NULL, &writer, NULL) != FST_OK) return NULL;
+    return writer;
+}
+
+TEST(bytes_that_come_twice_are_named)
+{
+    static const char half[32768];
+    fst_error error;
+    fst_writer *writer = open_stream(fixture_path("twice"));
+    CHECK(writer != NULL);
+    CHECK_INT(fst_writer_write(writer, 0, 0, half, sizeof half, NULL), FST_OK);
+    CHECK_INT(fst_writer_write(writer, 0, 100, half, sizeof half, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "bytes 100 to 32768 of the tensor were written before");
+    CHECK_TEXT(error.tensor, "t");
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "bytes 32768 to 65536 of the tensor were not written");
+    CHECK_TEXT(error.tensor, "t");
+    // What was missing may still come, in any order.
+    CHECK_INT(fst_writer_write(writer, 0, 50000, half, 15536, NULL), FST_OK);
+    CHECK_INT(fst_writer_write(writer, 0, 40000, half, 10001, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "bytes 50000 to 50001");
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "bytes 32768 to 50000");
+    CHECK_INT(fst_writer_write(writer, 0, 32768, half, 17232, NULL), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+    fst_writer_close(writer);
+}
+
+TEST(many_holes_are_kept_apart)
+{
+    char byte[1] = {7};
+    fst_writer *writer = open_stream(fixture_path("holes"));
+    CHECK(writer != NULL);
+    for (uint64_t at = 0; at < 65536; at += 2)
+        CHECK_INT(fst_writer_write(writer, 0, 65534 - at, byte, 1, NULL), FST_OK);
+    CHECK_INT(fst_writer_write(writer, 0, 40000, byte, 1, NULL), FST_E_ARGUMENT);
+    for (uint64_t at = 1; at < 65536; at += 2)
+        CHECK_INT(fst_writer_write(writer, 0, at, byte, 1, NULL), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+    fst_writer_close(writer);
+}
+
+TEST(statistics_without_a_size_are_refused_before_anything_is_replaced)
+{
+    const char *path = fixture_file("stats", "old", 3);
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    fst_save_stats stats = {0};
+    CHECK_INT(fst_save(path, &tensor, 1, NULL, &stats, NULL), FST_E_ARGUMENT);
+    CHECK(save_file_holds("stats", "old", 3));
+}
+
+TEST(statistics_of_a_newer_header_are_zero_behind_what_is_known)
+{
+    struct {
+        fst_save_stats known;
+        unsigned char more[64];
+    } stats;
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    memset(&stats, 0xff, sizeof stats);
+    stats.known.struct_size = sizeof stats;
+    CHECK_INT(fst_save(fixture_path("newer"), &tensor, 1, NULL, &stats.known, NULL), FST_OK);
+    CHECK_INT(stats.known.struct_size, sizeof stats);
+    CHECK_INT(stats.known.tensor_count, 1);
+    for (size_t i = 0; i < sizeof stats.more; i++) CHECK_INT(stats.more[i], 0);
+}
+
+/// In a child: the status that `run` ends with, at most 10 seconds later; -1 for anything else.
+static int in_child(int (*run)(fst_writer *writer), fst_writer *writer) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        _exit(run(writer));
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int save_without_stdin(fst_writer *writer) {
+    fst_save_tensor tensors[2] = {save_tensor_of("a", FST_DTYPE_U8, shape_64k, NULL)};
+    static char bytes[65536];
+    tensors[0].data = bytes;
+    fst_save_options options = save_options_of();
+    (void)writer;
+    for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
+        options.engine = (fst_save_engine)engine;
+        close(0); // the next descriptor is 0
+        fst_status status = fst_save(fixture_path("stdin"), tensors, 1, &options, NULL, NULL);
+        if (status != FST_OK && status != FST_E_UNSUPPORTED) return 1;
+        close(0);
+        fst_writer *open = NULL;
+        if (fst_writer_open(fixture_path("stdin"), tensors, 1, &options, &open, NULL) != FST_OK)
+            return 2;
+        close(0);
+        (void)!fst_writer_commit(open, NULL); // its own file was closed: an error, no crash
+        fst_writer_close(open);
+    }
+    return 0;
+}
+
+TEST(descriptor_0_is_a_descriptor)
+{
+    CHECK_INT(in_child(save_without_stdin, NULL), 0);
+}
+
+static int use_in_child(fst_writer *writer) {
+    fst_error error;
+    if (fst_writer_write(writer, 0, 0, "x", 1, &error) != FST_E_UNSUPPORTED) return 1;
+    if (strstr(error.message, "fork") == NULL) return 2;
+    void *memory;
+    if (fst_writer_map(writer, 0, &memory, NULL) != FST_E_UNSUPPORTED) return 3;
+    if (fst_writer_finish(writer, NULL) != FST_E_UNSUPPORTED) return 4;
+    if (fst_writer_commit(writer, NULL) != FST_E_UNSUPPORTED) return 5;
+    fst_writer_close(writer);
+    return 0;
+}
+
+TEST(a_forked_child_leaves_the_save_to_its_parent)
+{
+    static const char bytes[65536];
+    for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
+        fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_64k, NULL);
+        fst_save_options options = save_options_of();
+        options.engine = (fst_save_engine)engine;
+        fst_writer *writer;
+        CHECK_INT(fst_writer_open(fixture_path("fork"), &tensor, 1, &options, &writer, NULL),
+                  FST_OK);
+        fst_status first = fst_writer_write(writer, 0, 0, bytes, 40000, NULL);
+        if (first == FST_OK) {
+            CHECK_INT(in_child(use_in_child, writer), 0);
+            CHECK_INT(fst_writer_write(writer, 0, 40000, bytes, 25536, NULL), FST_OK);
+            CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+        } else {
+            CHECK_INT(first, FST_E_UNSUPPORTED);
+        }
+        fst_writer_close(writer);
+    }
+    CHECK_INT(save_hidden_count("."), 0);
+}
+
+static void *cancel_soon(void *writer) {
+    fst_writer_cancel(writer);
+    return NULL;
+}
+
+TEST(another_thread_may_cancel)
+{
+    static const char bytes[65536];
+    const char *path = fixture_file("cancelled", "old", 3);
+    fst_writer *writer = open_stream(path);
+    CHECK(writer != NULL);
+    CHECK_INT(fst_writer_write(writer, 0, 0, bytes, sizeof bytes, NULL), FST_OK);
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, cancel_soon, writer), 0);
+    pthread_join(thread, NULL);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_E_CANCELLED);
+    fst_writer_close(writer);
+    CHECK(save_file_holds("cancelled", "old", 3));
+    CHECK_INT(save_hidden_count("."), 0);
+    fst_writer_cancel(NULL);
+}
+
+TEST(stems_that_an_index_could_not_hold_are_refused)
+{
+    static const char *const stems[] = {"mod\xe9le", ".hidden", "", "a/b"};
+    fst_save_tensor tensors[2] = {save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz"),
+                                  save_tensor_of("b", FST_DTYPE_U8, shape_3, "xyz")};
+    tensors[1].file_index = 1;
+    fst_save_options options = save_options_of();
+    options.file_count = 2;
+    for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
+        options.stem = stems[i];
+        CHECK_INT(fst_save(fixture_path("stems"), tensors, 2, &options, NULL, NULL),
+                  FST_E_ARGUMENT);
+    }
+    CHECK(access(fixture_path("stems"), F_OK) != 0);
+    options.stem = "mod\xc3\xa8le";
+    CHECK_INT(fst_save(fixture_path("stems"), tensors, 2, &options, NULL, NULL), FST_OK);
+    fst_model *model;
+    CHECK_INT(fst_model_open(fixture_path("stems"), NULL, &model, NULL), FST_OK);
+    fst_model_close(model);
+}
+
+TEST(a_new_folder_is_made_to_last_and_goes_with_a_save_that_fails)
+{
+    fst_save_tensor tensors[2] = {save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz"),
+                                  save_tensor_of("b", FST_DTYPE_U8, shape_3, "xyz")};
+    tensors[1].file_index = 1;
+    fst_save_options options = save_options_of();
+    options.file_count = 2;
+    options.promise = FST_SAVE_DURABLE;
+    fst_writer *writer;
+    CHECK_INT(fst_writer_open(fixture_path("new/er/est"), tensors, 2, &options, &writer, NULL),
+              FST_OK);
+    CHECK_INT(access(fixture_path("new/er/est"), F_OK), 0);
+    fst_writer_close(writer);
+    CHECK(access(fixture_path("new"), F_OK) != 0);
+    CHECK_INT(fst_save(fixture_path("new/er"), tensors, 2, &options, NULL, NULL), FST_OK);
+    uint64_t huge[] = {(uint64_t)1 << 60};
+    tensors[0].shape = huge;
+    CHECK_INT(fst_writer_open(fixture_path("new/est"), tensors, 2, &options, &writer, NULL),
+              FST_E_NO_SPACE);
+    CHECK(access(fixture_path("new/est"), F_OK) != 0);
+    CHECK_INT(access(fixture_path("new/er"), F_OK), 0);
+}
+
+// ---- rights ----
+
+static int save_as_nobody(fst_writer *writer) {
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    (void)writer;
+    if (setgid(65534) != 0 || setuid(65534) != 0) return 77;
+    return fst_save(fixture_path("rights/file"), &tensor, 1, NULL, NULL, NULL) == FST_OK ? 0 : 1;
+}
+
+TEST(nobody_gets_more_rights_than_the_old_file_gave)
+{
+    static const struct {
+        mode_t before, after;
+    } rows[] = {{0666, 0666}, {0646, 0644}, {0606, 0600},
+                {0676, 0666}, {0626, 0622}, {04777, 0777}};
+    if (geteuid() != 0) SKIP("only root can give files away and become somebody else");
+    char *folder = realpath(fixture_path("."), NULL);
+    CHECK(folder != NULL && chmod(folder, 0711) == 0);
+    free(folder);
+    CHECK_INT(mkdir(fixture_path("rights"), 0777), 0);
+    CHECK_INT(chmod(fixture_path("rights"), 0777), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct stat info;
+        const char *path = fixture_file("rights/file", "old", 3);
+        CHECK_INT(chown(path, 0, 0), 0);
+        CHECK_INT(chmod(path, rows[i].before), 0);
+        int code = in_child(save_as_nobody, NULL);
+        if (code == 77) SKIP("this user can't be changed here");
+        CHECK_INT(code, 0);
+        CHECK_INT(stat(path, &info), 0);
+        CHECK_INT(info.st_uid, 65534);
+        CHECK_INT(info.st_mode & 07777, rows[i].after);
+        CHECK_INT(unlink(path), 0);
+    }
+}
+
+// ---- what killed saves leave ----
+
+static void count_leftover(void *context, const fst_leftover *leftover) {
+    int *counts = context;
+    counts[leftover->in_use ? 1 : 0]++;
+    counts[2] += leftover->size_bytes > 0;
+}
+
+static int die_with_hidden_file(fst_writer *writer) {
+    (void)writer;
+    // As a save without O_TMPFILE that is killed: a hidden file, and nobody's lock.
+    int fd = open(fixture_path("left/.model.safetensors.0123456789abcdef.tmp"),
+                  O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    return write(fd, "half", 4) == 4 ? 0 : 1;
+}
+
+TEST(what_killed_saves_left_is_found_and_removed)
+{
+    int counts[3] = {0};
+    size_t count;
+    uint64_t size_bytes;
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    CHECK_INT(mkdir(fixture_path("left"), 0700), 0);
+    CHECK_INT(in_child(die_with_hidden_file, NULL), 0);
+    fixture_file("left/.model.safetensors.0123456789ABCDEF.tmp", "x", 1); // not one of ours
+    fixture_file("left/.other.safetensors.0123456789abcdef.tmp", "x", 1);
+    CHECK_INT(fst_leftovers_visit(fixture_path("left"), count_leftover, counts, NULL), FST_OK);
+    CHECK_INT(counts[0], 2);
+    CHECK_INT(counts[1], 0);
+    CHECK_INT(counts[2], 2);
+    // The next save of the same target removes its own, and no other's.
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    CHECK_INT(fst_save(fixture_path("left/model.safetensors"), &tensor, 1, NULL, &stats, NULL),
+              FST_OK);
+    CHECK_INT(stats.leftover_count, 1);
+    CHECK_INT(save_hidden_count("left"), 2);
+    CHECK_INT(
+        fst_leftovers_remove(fixture_path("left/other.safetensors"), &count, &size_bytes, NULL),
+        FST_OK);
+    CHECK_INT(count, 1);
+    CHECK_INT(size_bytes, 1);
+    CHECK_INT(save_hidden_count("left"), 1);
+    CHECK_INT(fst_leftovers_remove(fixture_path("nowhere/x"), NULL, NULL, NULL), FST_E_NOT_FOUND);
+    CHECK_INT(fst_leftovers_visit(NULL, count_leftover, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_leftovers_visit(fixture_path("left"), NULL, NULL, NULL), FST_E_ARGUMENT);
+}
+
+TEST(what_an_index_leads_to_is_in_use)
+{
+    int counts[3] = {0};
+    size_t count;
+    CHECK_INT(mkdir(fixture_path("used"), 0700), 0);
+    fixture_model("used/.model-00001-of-00001.safetensors.0123456789abcdef.tmp",
+                  "{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1);
+    static const char index[] =
+        "{\"weight_map\":{\"t\":\".model-00001-of-00001.safetensors.0123456789abcdef.tmp\"}}";
+    fixture_file("used/model.safetensors.index.json", index, sizeof index - 1);
+    CHECK_INT(fst_leftovers_visit(fixture_path("used"), count_leftover, counts, NULL), FST_OK);
+    CHECK_INT(counts[0], 0);
+    CHECK_INT(counts[1], 1);
+    CHECK_INT(fst_leftovers_remove(fixture_path("used"), &count, NULL, NULL), FST_OK);
+    CHECK_INT(count, 0);
+    fst_model *model;
+    CHECK_INT(fst_model_open(fixture_path("used"), NULL, &model, NULL), FST_OK);
+    fst_model_close(model);
+}
+
+TEST(a_living_saves_files_are_in_use)
+{
+    int counts[3] = {0};
+    fst_writer *writer = open_stream(fixture_path("living"));
+    CHECK(writer != NULL);
+    CHECK_INT(fst_leftovers_visit(fixture_path("living"), count_leftover, counts, NULL), FST_OK);
+    CHECK_INT(counts[0], 0); // without a name, or locked
+    fst_writer_close(writer);
+}
