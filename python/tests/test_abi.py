@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/check_abi.py: additions pass, everything else does not."""
+
+import importlib.util
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("check_abi", ROOT / "tools/check_abi.py")
+check_abi = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(check_abi)
+BEFORE = (ROOT / "tests/header/abi-1.txt").read_text().splitlines()
+
+
+def faults(old, new):
+    """What the check says when a line of the interface is another one."""
+    assert old in BEFORE, old
+    return check_abi.compare(BEFORE, [new if line == old else line for line in BEFORE])
+
+
+def line_of(beginning):
+    """The line that begins so."""
+    return next(line for line in BEFORE if line.startswith(beginning))
+
+
+def test_what_breaks_programs_is_found():
+    """A number, a size, an offset, a prototype that changes, or goes."""
+    assert check_abi.compare(BEFORE, BEFORE) == []
+    assert faults("number FST_DTYPE_U8 4", "number FST_DTYPE_U8 5")
+    assert faults("number FST_E_IO 12", "number FST_E_OTHER 12")
+    size = line_of("struct fst_tensor_view ")
+    assert faults(size, size[:-1] + "9")
+    offset = line_of("field fst_tensor_view.data ")
+    assert faults(offset, offset.replace(".data ", ".bytes "))
+    assert faults(line_of("field fst_load_options.mode "), "field fst_load_options.mode 12 4")
+    prototype = line_of("declared fst_status fst_save(")
+    assert faults(prototype, prototype.replace("size_t", "uint32_t"))
+
+
+def test_what_is_added_passes():
+    """New numbers and functions; structs with struct_size that grow; reserved words put to use."""
+    more = [*BEFORE, "number FST_E_NEW 99", "declared int fst_new(void)"]
+    assert check_abi.compare(BEFORE, more) == []
+    size = line_of("struct fst_load_options ")
+    assert faults(size, f"struct fst_load_options {int(size.split()[2]) + 8}") == []
+    assert faults(size, f"struct fst_load_options {int(size.split()[2]) - 8}")
+    used = line_of("field fst_tensor_view.reserved ")
+    assert faults(used, "field fst_tensor_view.reserved 96 24") == []
