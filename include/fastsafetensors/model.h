@@ -71,6 +71,34 @@ FST_API FST_NODISCARD fst_status fst_model_open_files(const char *const *paths, 
                                                       const fst_open_options *options,
                                                       fst_model **out, fst_error *error);
 
+/// Gives bytes [offset, offset + size_bytes) of a source: how many (fewer are asked for again), 0
+/// at its end, or -errno. From any thread, several at once.
+typedef int64_t (*fst_read_callback)(void *context, void *target, size_t size_bytes,
+                                     uint64_t offset);
+
+/// A safetensors file that has no path. It begins with the length field, like a file. Exactly one
+/// of: `data`; `read`; else `descriptor`.
+typedef struct fst_source {
+    size_t struct_size; ///< sizeof(fst_source)
+    const char *name;   ///< for messages and fst_file_info.path; NULL: "(memory)" and the like
+    const void *data;   ///< its bytes, which must neither change nor go before `release`
+    fst_read_callback read;
+    /// An open regular file, whose position is neither used nor moved. It stays the caller's and
+    /// may be closed after the call.
+    int descriptor;
+    uint64_t size_bytes; ///< of `data`, or of what `read` gives; not used for descriptors
+    void *context;       ///< of both functions
+    /// Called once, from any thread, when nobody needs the source any more: after the last model,
+    /// load and tensor of it, or, when opening fails, before that returns. NULL: nobody is told.
+    void (*release)(void *context);
+} fst_source;
+
+/// Opens a model from bytes that the program has. Memory is copied from, never changed or mapped;
+/// tensors of it, and of what a function gives, are owned (FST_MODE_MAP is FST_E_IO for them).
+FST_API FST_NODISCARD fst_status fst_model_open_source(const fst_source *source,
+                                                       const fst_open_options *options,
+                                                       fst_model **out, fst_error *error);
+
 /// Drops the caller's hold on a model. NULL is allowed.
 FST_API void fst_model_close(fst_model *model);
 

@@ -148,4 +148,14 @@ uint64_t fsti_hash(const void *bytes, size_t size, uint64_t key);
 /// A key that differs from process to process.
 uint64_t fsti_hash_key(void);
 
+typedef struct fsti_name {
+    const char *bytes;
+    size_t size;
+} fsti_name;
+typedef fsti_name (*fsti_name_at)(const void *context, size_t index);
+
+/// The first of `count` names (below 2^31) that came before; SIZE_MAX: they differ. False without
+/// memory.
+bool fsti_names_twice(fsti_name_at name_at, const void *context, size_t count, size_t *twice);
+
 #endif

@@ -52,6 +52,10 @@ int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size) {
 }
 
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
+    if (!fsti_io_file_is_plain(file)) {
+        if (reason != NULL) snprintf(reason, reason_size, "the program gives the bytes");
+        return -1;
+    }
     pthread_mutex_lock(&file->lock);
     if (!file->direct_probed) {
         file->direct_probed = true;

@@ -41,7 +41,10 @@ static void read_now(void *lane, fsti_io_op *read, int fd) {
     fsti_io_sync_finish(lane, read, result < 0 ? -errno : result, read->buffer);
 }
 
-static void submit_buffered(void *lane, fsti_io_op *read) { read_now(lane, read, read->file->fd); }
+static void submit_buffered(void *lane, fsti_io_op *read) {
+    int64_t result = fsti_io_file_pread(read->file, read->buffer, read->size, read->offset);
+    fsti_io_sync_finish(lane, read, result, read->buffer);
+}
 
 static void submit_direct(void *lane, fsti_io_op *op) {
     if (!op->is_write) {

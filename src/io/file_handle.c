@@ -15,7 +15,7 @@
 #define MADV_POPULATE_READ 22 // Linux 5.14
 #endif
 
-static fst_status check_regular(const char *path, const struct stat *info, fst_error *error) {
+fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error) {
     if (S_ISREG(info->st_mode)) return FST_OK;
     const char *kind = S_ISDIR(info->st_mode)    ? "a folder"
                        : S_ISFIFO(info->st_mode) ? "a FIFO"
@@ -34,28 +34,37 @@ static fst_status open_regular(const char *path, int *fd, struct stat *info, fst
     if (fstat(*fd, info) != 0)
         status = fsti_error_errno(error, errno, path, "stat");
     else
-        status = check_regular(path, info, error);
+        status = fsti_io_check_regular(path, info, error);
     if (status != FST_OK) close(*fd);
     return status;
+}
+
+fsti_file *fsti_io_file_make(const char *path, fst_error *error) {
+    fsti_file *file = fsti_alloc_zeroed(1, sizeof *file);
+    char *path_copy = fsti_string_copy(path, strlen(path));
+    if (file == NULL || path_copy == NULL) {
+        fsti_free(file);
+        fsti_free(path_copy);
+        fsti_error_memory(error, sizeof *file);
+        return NULL;
+    }
+    fsti_refcount_init(&file->refs);
+    pthread_mutex_init(&file->lock, NULL);
+    file->path = path_copy;
+    file->fd = file->fd_direct = -1;
+    return file;
 }
 
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
     int fd = -1;
     struct stat info = {0};
     FST_TRY(open_regular(path, &fd, &info, error));
-    fsti_file *file = fsti_alloc_zeroed(1, sizeof *file);
-    char *path_copy = fsti_string_copy(path, strlen(path));
-    if (file == NULL || path_copy == NULL) {
+    fsti_file *file = fsti_io_file_make(path, error);
+    if (file == NULL) {
         close(fd);
-        fsti_free(file);
-        fsti_free(path_copy);
-        return fsti_error_memory(error, sizeof *file);
+        return FST_E_NO_MEMORY;
     }
-    fsti_refcount_init(&file->refs);
-    pthread_mutex_init(&file->lock, NULL);
-    file->path = path_copy;
     file->fd = fd;
-    file->fd_direct = -1;
     file->size_bytes = (uint64_t)info.st_size;
     file->device = (uint64_t)info.st_dev;
     file->modified = info.st_mtim;
@@ -73,7 +82,8 @@ void fsti_file_unref(fsti_file *file) {
     if (file->mapping != NULL) munmap(file->mapping, file->size_bytes);
     fsti_gds_forget(file);
     if (file->fd_direct >= 0) close(file->fd_direct);
-    close(file->fd);
+    if (file->fd >= 0) close(file->fd);
+    if (file->release != NULL) file->release(file->context);
     pthread_mutex_destroy(&file->lock);
     fsti_free(file->path);
     fsti_free(file);
@@ -93,8 +103,7 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
                            .offset = offset + *got,
                            .size = size - *got,
                            .buffer = (char *)target + *got};
-        ssize_t result = pread(file->fd, read.buffer, read.size, (off_t)read.offset);
-        read.result = result < 0 ? -errno : result;
+        read.result = fsti_io_file_pread(file, read.buffer, read.size, read.offset);
         fsti_io_finish(&read);
         file->read_count++;
         if (read.result == -EINTR) continue;
@@ -109,6 +118,7 @@ uint32_t fsti_file_read_count(const fsti_file *file) { return file->read_count; 
 
 fst_status fsti_file_check(const fsti_file *file, fst_error *error) {
     struct stat info;
+    if (!fsti_io_file_is_plain(file)) return FST_OK; // its owner's promise
     if (fstat(file->fd, &info) != 0) return fsti_error_errno(error, errno, file->path, "stat");
     fsti_error_place place = FSTI_NOWHERE;
     place.file = file->path;
@@ -127,6 +137,8 @@ fst_status fsti_file_check(const fsti_file *file, fst_error *error) {
 fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst_error *error) {
     int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
     if (fsti_alloc_fails()) return fsti_error_memory(error, file->size_bytes);
+    if (!fsti_io_file_is_plain(file))
+        return fsti_error_errno(error, EOPNOTSUPP, file->path, "mapping what is no file");
     // MAP_NORESERVE: pages that nobody writes to cost nothing.
     void *address =
         mmap(NULL, file->size_bytes, protection, MAP_PRIVATE | MAP_NORESERVE, file->fd, 0);
@@ -173,6 +185,7 @@ fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t beg
 
 uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end) {
     uint32_t count = 0;
+    if (!fsti_io_file_is_plain(file)) return 0;
     for (uint64_t at = begin; at < end; at += ADVICE_BYTES, count++)
         posix_fadvise(file->fd, (off_t)at, (off_t)fsti_min(end - at, ADVICE_BYTES),
                       POSIX_FADV_WILLNEED);
@@ -180,6 +193,7 @@ uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end) {
 }
 
 const char *fsti_io_file_mapping(fsti_file *file) {
+    if (!fsti_io_file_is_plain(file)) return file->memory;
     pthread_mutex_lock(&file->lock);
     if (file->mapping == NULL && !fsti_alloc_fails()) {
         void *address = mmap(NULL, file->size_bytes, PROT_READ, MAP_SHARED, file->fd, 0);
@@ -191,6 +205,7 @@ const char *fsti_io_file_mapping(fsti_file *file) {
 }
 
 void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end) {
+    if (!fsti_io_file_is_plain(file)) return; // the program's own memory
     const char *mapping = fsti_io_file_mapping(file);
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
     if (mapping == NULL || end <= from) return;

@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 #include "fastsafetensors/loader.h"
+#include "fastsafetensors/model.h"
 
 /// Alignment that direct reads keep for offset, size and address. STATX_DIOALIGN may allow less;
 /// none that is sold wants more.
@@ -17,6 +18,9 @@ typedef struct fsti_file fsti_file;
 
 /// Opens `path` for reading. FIFOs and devices are refused without blocking.
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error);
+/// The same for what the program has: see fst_source. `source` is copied and taken over: its
+/// release is called with the last reference, or here when opening fails.
+fst_status fsti_file_open_source(const fst_source *source, fsti_file **out, fst_error *error);
 fsti_file *fsti_file_ref(fsti_file *file);
 void fsti_file_unref(fsti_file *file);
 

@@ -61,6 +61,8 @@ static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint
 bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
     *bytes = 0;
     if (end <= begin) return true;
+    if (file->memory != NULL) *bytes = end - begin;
+    if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
     if (!count_by_cachestat(file->fd, begin, end, bytes) &&
         !count_by_mincore(file, begin, end, bytes))
         return false;

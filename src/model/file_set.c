@@ -22,20 +22,25 @@ void fsti_model_unref(fst_model *model) {
     fsti_free(model);
 }
 
-static fst_status open_files(const char *const *paths, size_t path_count, uint32_t flags,
-                             const fsti_index *index, fst_model **out, fst_error *error) {
+static fst_model *make_model(size_t file_count, fst_error *error) {
     fst_model *model = fsti_alloc_zeroed(1, sizeof *model);
-    if (model == NULL) return fsti_error_memory(error, sizeof *model);
+    if (model == NULL) {
+        fsti_error_memory(error, sizeof *model);
+        return NULL;
+    }
     fsti_refcount_init(&model->refs);
     pthread_mutex_init(&model->lock, NULL);
     model->hash_key = fsti_hash_key();
-    model->files = fsti_alloc_zeroed(path_count, sizeof *model->files);
-    fst_status status =
-        model->files == NULL ? fsti_error_memory(error, path_count * sizeof *model->files) : FST_OK;
-    for (size_t i = 0; i < path_count && status == FST_OK; i++) {
-        status = fsti_model_file_open(paths[i], flags, model->hash_key, &model->files[i], error);
-        if (status == FST_OK) model->file_count++;
-    }
+    model->files = fsti_alloc_zeroed(file_count, sizeof *model->files);
+    if (model->files != NULL) return model;
+    fsti_error_memory(error, file_count * sizeof *model->files);
+    fsti_model_unref(model);
+    return NULL;
+}
+
+/// Hands a model out whose files are open, unless something was wrong.
+static fst_status finish_model(fst_model *model, fst_status status, const fsti_index *index,
+                               fst_model **out, fst_error *error) {
     if (status == FST_OK) status = fsti_model_merge(model, index, error);
     if (status != FST_OK) {
         fsti_model_unref(model);
@@ -43,6 +48,31 @@ static fst_status open_files(const char *const *paths, size_t path_count, uint32
     }
     *out = model;
     return FST_OK;
+}
+
+static fst_status open_files(const char *const *paths, size_t path_count, uint32_t flags,
+                             const fsti_index *index, fst_model **out, fst_error *error) {
+    fst_model *model = make_model(path_count, error);
+    fst_status status = model == NULL ? FST_E_NO_MEMORY : FST_OK;
+    for (size_t i = 0; i < path_count && status == FST_OK; i++) {
+        status = fsti_model_file_open(paths[i], flags, model->hash_key, &model->files[i], error);
+        if (status == FST_OK) model->file_count++;
+    }
+    return model == NULL ? status : finish_model(model, status, index, out, error);
+}
+
+fst_status fsti_model_open_source(const fst_source *source, uint32_t flags, fst_model **out,
+                                  fst_error *error) {
+    fsti_file *file;
+    FST_TRY(fsti_file_open_source(source, &file, error));
+    fst_model *model = make_model(1, error);
+    if (model == NULL) {
+        fsti_file_unref(file);
+        return FST_E_NO_MEMORY;
+    }
+    fst_status status = fsti_model_file_take(file, flags, model->hash_key, &model->files[0], error);
+    if (status == FST_OK) model->file_count = 1;
+    return finish_model(model, status, NULL, out, error);
 }
 
 fst_status fsti_model_open_files(const char *const *paths, size_t path_count, uint32_t flags,

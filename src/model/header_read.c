@@ -61,9 +61,15 @@ static fst_status read_header(model_file *target, const fsti_header_rules *rules
 
 fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_key,
                                 model_file *out, fst_error *error) {
-    *out = (model_file){0};
-    FST_TRY(fsti_file_open(path, &out->file, error));
-    fsti_header_rules rules = {.path = path,
+    fsti_file *file;
+    FST_TRY(fsti_file_open(path, &file, error));
+    return fsti_model_file_take(file, flags, hash_key, out, error);
+}
+
+fst_status fsti_model_file_take(fsti_file *file, uint32_t flags, uint64_t hash_key, model_file *out,
+                                fst_error *error) {
+    *out = (model_file){.file = file};
+    fsti_header_rules rules = {.path = fsti_file_path(file),
                                .file_size = fsti_file_size(out->file),
                                .lenient = (flags & FST_OPEN_LENIENT) != 0,
                                .cut = (flags & FST_OPEN_CUT) != 0,

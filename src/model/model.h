@@ -43,6 +43,9 @@ fst_model *fsti_model_ref(fst_model *model);
 /// Opens a file and reads its header with one or two reads.
 fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_key,
                                 model_file *out, fst_error *error);
+/// The same for a file that is open; it is taken over, also when that fails.
+fst_status fsti_model_file_take(fsti_file *file, uint32_t flags, uint64_t hash_key, model_file *out,
+                                fst_error *error);
 void fsti_model_file_clear(model_file *file);
 
 /// Adds the tensors of all files (or those that `index` maps) to the model's table.
@@ -94,6 +97,9 @@ void fsti_model_folder_hint(const char *folder, char *text, size_t text_size);
 // ---- the public functions; their arguments have been checked ----
 
 fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error);
+/// Takes the source over in any case: it is released when nobody needs it any more.
+fst_status fsti_model_open_source(const fst_source *source, uint32_t flags, fst_model **out,
+                                  fst_error *error);
 fst_status fsti_model_open_files(const char *const *paths, size_t path_count, uint32_t flags,
                                  fst_model **out, fst_error *error);
 void fsti_model_unref(fst_model *model);

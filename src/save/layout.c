@@ -39,28 +39,14 @@ static fst_status check_name(const fst_save_tensor *tensor, fst_error *error) {
     return FST_OK;
 }
 
-static bool same_name(const fsti_header_entry *a, const fsti_header_entry *b) {
-    return a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
+static fsti_name entry_name(const void *entries, size_t index) {
+    const fsti_header_entry *entry = (const fsti_header_entry *)entries + index;
+    return (fsti_name){entry->name, entry->name_size};
 }
 
-/// The first entry whose name came before, or SIZE_MAX. False without memory.
-static bool find_duplicate(const fst_layout *layout, size_t *duplicate) {
-    size_t slot_count = 4;
-    *duplicate = SIZE_MAX;
-    while (slot_count < 2 * layout->tensor_count) slot_count *= 2;
-    uint32_t *slots = fsti_alloc_zeroed(slot_count, sizeof *slots);
-    if (slots == NULL) return false;
-    uint64_t key = fsti_hash_key();
-    for (size_t i = 0; i < layout->tensor_count && *duplicate == SIZE_MAX; i++) {
-        const fsti_header_entry *entry = &layout->entries[i];
-        size_t slot = fsti_hash(entry->name, entry->name_size, key) & (slot_count - 1);
-        while (slots[slot] != 0 && !same_name(entry, &layout->entries[slots[slot] - 1]))
-            slot = (slot + 1) & (slot_count - 1);
-        if (slots[slot] != 0) *duplicate = i;
-        slots[slot] = (uint32_t)i + 1;
-    }
-    fsti_free(slots);
-    return true;
+static fsti_name metadata_name(const void *entries, size_t index) {
+    const fst_metadata_entry *entry = (const fst_metadata_entry *)entries + index;
+    return (fsti_name){entry->key, entry->key_size};
 }
 
 /// Above every dtype's rank.
@@ -124,7 +110,7 @@ static fst_status fill_entries(fst_layout *layout, const fst_save_tensor *tensor
     }
     layout->entry_count = layout->tensor_count;
     size_t duplicate;
-    if (!find_duplicate(layout, &duplicate))
+    if (!fsti_names_twice(entry_name, layout->entries, layout->tensor_count, &duplicate))
         return fsti_error_memory(error, layout->tensor_count * sizeof(uint32_t));
     if (duplicate != SIZE_MAX)
         return refuse(&tensors[duplicate], error, "a tensor name comes twice");
@@ -208,12 +194,13 @@ static fst_status check_metadata(const fst_save_options *options, fst_error *err
             !fsti_utf8_valid((const unsigned char *)entry->value, entry->value_size, &fault_at))
             return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
                                   "metadata entry %zu is not UTF-8", i);
-        for (size_t j = 0; j < i; j++)
-            if (options->metadata[j].key_size == entry->key_size &&
-                memcmp(options->metadata[j].key, entry->key, entry->key_size) == 0)
-                return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                      "the metadata key of entry %zu comes twice", i);
     }
+    size_t twice;
+    if (!fsti_names_twice(metadata_name, options->metadata, options->metadata_count, &twice))
+        return fsti_error_memory(error, options->metadata_count * sizeof(uint32_t));
+    if (twice != SIZE_MAX)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                              "the metadata key of entry %zu comes twice", twice);
     return FST_OK;
 }
 

@@ -67,33 +67,19 @@ static fst_status lay_out_file(fst_writer *writer, uint32_t file, const fst_save
     return FST_OK;
 }
 
-static bool same_name(const save_tensor *a, const save_tensor *b) {
-    return a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
+static fsti_name tensor_name(const void *tensors, size_t index) {
+    const save_tensor *tensor = (const save_tensor *)tensors + index;
+    return (fsti_name){tensor->name, tensor->name_size};
 }
 
 /// In a set a name may come once over all files.
 static fst_status check_names(const fst_writer *writer, fst_error *error) {
-    size_t slot_count = 4;
+    size_t twice;
     if (writer->file_count < 2) return FST_OK; // the layout has looked
-    while (slot_count < 2 * writer->tensor_count) slot_count *= 2;
-    uint32_t *slots = fsti_alloc_zeroed(slot_count, sizeof *slots);
-    if (slots == NULL) return fsti_error_memory(error, slot_count * sizeof *slots);
-    uint64_t key = fsti_hash_key();
-    fst_status status = FST_OK;
-    for (size_t i = 0; i < writer->tensor_count && status == FST_OK; i++) {
-        const save_tensor *tensor = &writer->tensors[i];
-        size_t slot = fsti_hash(tensor->name, tensor->name_size, key) & (slot_count - 1);
-        while (slots[slot] != 0 && !same_name(tensor, &writer->tensors[slots[slot] - 1]))
-            slot = (slot + 1) & (slot_count - 1);
-        fsti_error_place place = FSTI_NOWHERE;
-        place.tensor = tensor->name;
-        place.tensor_size = tensor->name_size;
-        if (slots[slot] != 0)
-            status = fsti_error_set(error, FST_E_ARGUMENT, place, "a tensor name comes twice");
-        slots[slot] = (uint32_t)i + 1;
-    }
-    fsti_free(slots);
-    return status;
+    if (!fsti_names_twice(tensor_name, writer->tensors, writer->tensor_count, &twice))
+        return fsti_error_memory(error, writer->tensor_count * sizeof(uint32_t));
+    if (twice == SIZE_MAX) return FST_OK;
+    return fsti_writer_refuse(&writer->tensors[twice], error, "a tensor name comes twice");
 }
 
 static fst_status lay_out_all(fst_writer *writer, const fst_save_tensor *tensors,

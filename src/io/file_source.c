@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Files that are none: bytes in the program's memory, behind a descriptor of its own, or given by
+/// a function of its.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "io_private.h"
+
+/// The descriptor is the caller's: one of our own for the same open file.
+static fst_status open_descriptor(const fst_source *source, fsti_file *file, fst_error *error) {
+    struct stat info;
+    file->fd = fcntl(source->descriptor, F_DUPFD_CLOEXEC, 0);
+    if (file->fd < 0) return fsti_error_errno(error, errno, file->path, "using the descriptor");
+    if (fstat(file->fd, &info) != 0)
+        return fsti_error_errno(error, errno, file->path, "looking at the descriptor");
+    FST_TRY(fsti_io_check_regular(file->path, &info, error));
+    if ((fcntl(file->fd, F_GETFL) & O_ACCMODE) == O_WRONLY)
+        return fsti_error_errno(error, EBADF, file->path, "reading from the descriptor");
+    file->size_bytes = (uint64_t)info.st_size;
+    file->device = (uint64_t)info.st_dev;
+    file->modified = info.st_mtim;
+    return FST_OK;
+}
+
+static const char *default_name(const fst_source *source) {
+    if (source->data != NULL) return "(memory)";
+    return source->read != NULL ? "(reader)" : "(descriptor)";
+}
+
+fst_status fsti_file_open_source(const fst_source *source, fsti_file **out, fst_error *error) {
+    const char *name = source->name != NULL ? source->name : default_name(source);
+    fsti_file *file = fsti_io_file_make(name, error);
+    if (file == NULL) {
+        if (source->release != NULL) source->release(source->context);
+        return FST_E_NO_MEMORY;
+    }
+    file->context = source->context;
+    file->release = source->release;
+    fst_status status = FST_OK;
+    if (source->data != NULL || source->read != NULL) {
+        file->memory = source->data;
+        file->read_at = source->data == NULL ? source->read : NULL;
+        file->size_bytes = source->size_bytes;
+    } else {
+        status = open_descriptor(source, file, error);
+    }
+    if (status == FST_OK)
+        *out = file;
+    else
+        fsti_file_unref(file);
+    return status;
+}
+
+bool fsti_io_file_is_plain(const fsti_file *file) {
+    return file->memory == NULL && file->read_at == NULL;
+}
+
+int64_t fsti_io_file_pread(fsti_file *file, void *target, size_t size, uint64_t offset) {
+    uint64_t left = offset < file->size_bytes ? file->size_bytes - offset : 0;
+    if (file->memory != NULL) {
+        size = (size_t)fsti_min(size, left);
+        memcpy(target, file->memory + offset, size);
+        return (int64_t)size;
+    }
+    if (file->read_at != NULL) {
+        size = (size_t)fsti_min(size, left);
+        int64_t got = size == 0 ? 0 : file->read_at(file->context, target, size, offset);
+        return got > (int64_t)size ? -EOVERFLOW : got;
+    }
+    ssize_t got = pread(file->fd, target, size, (off_t)offset);
+    return got < 0 ? -errno : got;
+}
