@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 /// Pickles as SafetensorError: a joined class can't be found by name.
@@ -124,7 +125,10 @@ static PyObject *raise_system(const fst_error *error, PyObject *message) {
     if (code == 0 && error->status == FST_E_NOT_REGULAR) code = EINVAL;
     if (code == 0 && (error->status == FST_E_NO_TENSORS || error->status == FST_E_NOT_FOUND))
         code = ENOENT;
-    if (error->os_errno != 0 && error->status != FST_E_IO && error->status != FST_E_NO_SPACE)
+    // "open failed, in PATH": what the system says is all there is to say.
+    bool plain = strstr(error->message, " failed, in ") != NULL;
+    if (plain && error->os_errno != 0 && error->status != FST_E_IO &&
+        error->status != FST_E_NO_SPACE)
         message = PyUnicode_FromString(strerror(error->os_errno));
     else
         message = Py_NewRef(message);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad files: the error's type, name, place; the reference's verdict."""
 
+import json
 import os
 import pickle
 import random
@@ -248,3 +249,17 @@ def test_folders_without_models_say_what_they_have(tmp_path, raw):
     assert "variants of one model?" in refusal(SafetensorError, tmp_path / "unet")
     for address in ("https://host/model.safetensors", "hf://org/model"):
         assert "addresses are not read" in refusal(path=address)
+
+
+def test_every_missing_shard_is_named(raw, tmp_path):
+    """With the index and without; the kind of the error stays."""
+    (tmp_path / "m").mkdir()
+    name = "m/model-0000{}-of-00004.safetensors"
+    raw(f'{{"a":{{{U8}}}}}', b"ab", name.format(1))
+    raw(f'{{"d":{{{U8}}}}}', b"ab", name.format(4))
+    with pytest.raises(FileNotFoundError, match="00002.*00003"):
+        load_file(tmp_path / "m")
+    names = {key: name.format(i + 1)[2:] for i, key in enumerate("abcd")}
+    (tmp_path / "m/model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(FileNotFoundError, match="00002.*00003"):
+        load_file(tmp_path / "m")
