@@ -8,6 +8,7 @@ page must be what would be written.
 
 import pathlib
 import re
+import runpy
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -146,7 +147,21 @@ def make_page() -> str:
                 raise SystemExit(f"{what}: there is no test {test}")
             lines.append(f"| {what} | {f'`{tests[test]}::{test}`' if test else '**none**'} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + list_differences())
+
+
+def list_differences() -> list[str]:
+    """The lists by which test_surface.py compares all names and signatures."""
+    lists = runpy.run_path(str(ROOT / "python/tests/surface_differences.py"))
+    lines = ["## Names and signatures", "",
+             "`test_surface.py` compares every public name, parameter and default with the installed",
+             "fastsafetensors 0.5.0 and safetensors 0.8.0 and 0.9.0rc1 (there by `compat.install()`),",
+             "and fails on any difference that is not here.", ""]
+    for title, key in (("fastsafetensors 0.5.0", "V05"), ("safetensors", "SAFETENSORS")):
+        lines += [f"| {title} | why it differs |", "|---|---|"]
+        lines += [f"| `{name}` | {why} |" for name, why in lists[key].items()]
+        lines.append("")
+    return lines
 
 
 def main() -> int:

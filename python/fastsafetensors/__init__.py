@@ -140,7 +140,8 @@ else:
 
 def __dir__() -> list[str]:
     """List what is found when it is asked for, too."""
-    return sorted({*globals(), *_LAZY, *_MODULES})
+    modules = {name for name in _old_paths.OLD_PATHS if name.isidentifier() and name[0] != "_"}
+    return sorted({*globals(), *_LAZY, *_MODULES, *modules})
 
 
 _old_paths.install()

@@ -72,10 +72,10 @@ def serialize_file(
     save_rows(filename, _rows(tensor_dict), metadata)
 
 
-def deserialize(data: Any) -> list[tuple[str, dict[str, Any]]]:
+def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return (name, {"dtype", "shape", "data": bytearray}) of each tensor of a file's bytes."""
-    with open_bytes(data) as model:
-        view = memoryview(data).cast("B")
+    with open_bytes(bytes) as model:
+        view = memoryview(bytes).cast("B")
         result = []
         for index, name in enumerate(model.names()):
             dtype, shape, size, _, offset = model.info(index)

@@ -61,10 +61,13 @@ def is_from_elsewhere(module, value):
     return isinstance(home, str) and home not in (module.__name__, "builtins")
 
 
-def describe_module(module, package):
-    """Public names that a module has itself or hands on from its own package."""
+def describe_module(module, package, is_whole=False):
+    """Public names that a module has itself or hands on from its own package.
+
+    is_whole: also what a module that is no package has imported from elsewhere.
+    """
     names = {}
-    is_inner = not hasattr(module, "__path__")
+    is_inner = not hasattr(module, "__path__") and not is_whole
     for name in dir(module):
         if name.startswith("_") and name not in ("__version__",):
             continue
@@ -84,7 +87,8 @@ def describe_module(module, package):
 
 
 def read_surface(package, modules=None):
-    """Describe a package: all its modules, or the named ones."""
+    """Describe a package: all its modules, or the named ones with all that they can give."""
+    is_whole = modules is not None
     top = importlib.import_module(package)
     if modules is None:
         modules = [package] + [
@@ -95,7 +99,7 @@ def read_surface(package, modules=None):
     for name in modules:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                surface[name] = describe_module(importlib.import_module(name), package)
+                surface[name] = describe_module(importlib.import_module(name), package, is_whole)
         except BaseException as error:  # a framework that is not installed, a module that exits
             surface[name] = {"error": f"{type(error).__name__}: {error}"}
     return surface
