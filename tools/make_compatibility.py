@@ -154,9 +154,9 @@ def list_differences() -> list[str]:
     """The lists by which test_surface.py compares all names and signatures."""
     lists = runpy.run_path(str(ROOT / "python/tests/surface_differences.py"))
     lines = ["## Names and signatures", "",
-             "`test_surface.py` compares every public name, parameter and default with the installed",
-             "fastsafetensors 0.5.0 and safetensors 0.8.0 and 0.9.0rc1 (there by `compat.install()`),",
-             "and fails on any difference that is not here.", ""]
+             "`test_surface.py` compares every public name, parameter and default with those of",
+             "the installed fastsafetensors 0.5.0, and of safetensors 0.8.0 and 0.9.0rc1 (with",
+             "`compat.install()`), and fails on any difference that is not here.", ""]
     for title, key in (("fastsafetensors 0.5.0", "V05"), ("safetensors", "SAFETENSORS")):
         lines += [f"| {title} | why it differs |", "|---|---|"]
         lines += [f"| `{name}` | {why} |" for name, why in lists[key].items()]

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from . import _old_paths
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
+from ._header import Header, TensorInfo, read_header
 from ._open import safe_open
 
 # Names that need a framework, or more time than an import may take: found when first asked for.
@@ -75,6 +76,7 @@ __all__ = [
     "AutoLoader",
     "BudgetInfeasibleError",
     "FilesBufferOnDevice",
+    "Header",
     "LoaderConfig",
     "ParallelLoader",
     "ParallelSaver",
@@ -84,6 +86,7 @@ __all__ = [
     "SafetensorError",
     "SingleGroup",
     "TensorFrame",
+    "TensorInfo",
     "__version__",
     "expert_parallel_filter",
     "expert_parallel_filter_from_env",
@@ -95,6 +98,7 @@ __all__ = [
     "load_config",
     "load_file",
     "owned_expert_range",
+    "read_header",
     "safe_open",
     "save_file",
     "trim",

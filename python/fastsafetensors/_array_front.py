@@ -14,10 +14,19 @@ from ._types import Path, Paths
 class ArrayFront:
     """load_file, load, save_file, save for a framework, by its way to and from numpy."""
 
-    def __init__(self, make: Callable[[Any], Any], to_array: Callable[[Any], Any]) -> None:
-        """make: one of the framework's own from a numpy array; to_array: the way back."""
+    def __init__(
+        self,
+        make: Callable[[Any], Any],
+        to_array: Callable[[Any], Any],
+        move: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """make: one of the framework's own from a numpy array; to_array: the way back.
+
+        move: one of the framework's own on a device.
+        """
         self._make = make
         self._to_array = to_array
+        self._move = move
 
     def wrap(self, tensor: Tensor) -> Any:
         """One of the framework's own of a tensor's values."""
@@ -32,14 +41,26 @@ class ArrayFront:
         tensors: dict[str, Any] = loader.export(self.wrap, self.wrap, 0)
         return tensors
 
-    def load_file(self, filename: Paths, **options: Any) -> dict[str, Any]:
-        """Load all tensors of a model; options as in fastsafetensors.numpy."""
-        arrays = _numpy.load_file(filename, **options)
-        return {name: self._make(array) for name, array in arrays.items()}
+    def load_file(self, filename: Paths, device: Any = None, **options: Any) -> dict[str, Any]:
+        """Load a model's tensors; options as in fastsafetensors.numpy.
 
-    def load(self, data: Any) -> dict[str, Any]:
-        """Load all tensors of a file's bytes."""
-        return {name: self._make(array) for name, array in _numpy.load(data).items()}
+        device: where they go, in the framework's own words (of jax a device or a Sharding, of
+        paddle "cpu" or "gpu:0"); None: where it puts new ones.
+        """
+        arrays = _numpy.load_file(filename, **options)
+        return {name: self._put(array, device) for name, array in arrays.items()}
+
+    def load(self, data: Any, device: Any = None) -> dict[str, Any]:
+        """Load all tensors of a file's bytes; device as in load_file()."""
+        return {name: self._put(array, device) for name, array in _numpy.load(data).items()}
+
+    def _put(self, array: Any, device: Any) -> Any:
+        made = self._make(array)
+        if device is None:
+            return made
+        if self._move is None:
+            raise ValueError("this framework's tensors are made where it puts new ones")
+        return self._move(made, device)
 
     def save_file(
         self,

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ._core import Loader, Model
 from ._memory import open_bytes
 from ._progress import Progress, wait
+from ._request import choose_names
 from ._types import Paths
 
 # Makes a framework's tensors of all items of a load: {name: tensor}.
@@ -37,14 +38,18 @@ def load_from(
     export: Export,
     names: Sequence[Any] | None = None,
     *,
+    keep: Callable[[str], bool] | None = None,
     progress: Progress | bool | None = False,
     watch: Callable[[Loader], object] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Load items of a model, None for all: {name: tensor}, in the order of the files.
 
-    watch: called with the load when all is there. options: of Model.load().
+    keep: name -> bool, which of them (then items are names). watch: called with the load when all
+    is there. options: of Model.load().
     """
+    if keep is not None:
+        names = choose_names(model, names, keep)
     if names is not None and not len(names):
         return {}
     with OpenLoad(model, names, **options) as loader:
@@ -54,10 +59,12 @@ def load_from(
         return export(loader)
 
 
-def load_paths(filename: Paths, export: Export, **options: Any) -> dict[str, Any]:
-    """Load a model's tensors; options as in load_from()."""
+def load_paths(
+    filename: Paths, export: Export, names: Iterable[str] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Load a model's tensors, all or the named ones; options as in load_from()."""
     with contextlib.closing(Model(filename)) as model:
-        return load_from(model, export, **options)
+        return load_from(model, export, choose_names(model, names, None), **options)
 
 
 def load_bytes(data: Any, export: Export) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 from typing import Any
 
 import torch as _torch
 
-from ._core import DTYPES, Tensor, dlpack_probe
+from ._core import DTYPES, Model, Tensor, dlpack_probe
 from ._gpu import load_options
-from ._torch_state import torch_dtype
+from ._request import choose_names, converted_dtype
+from ._torch_state import torch_dtype, torch_shape
 
 # The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
 _import_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
@@ -85,6 +87,24 @@ def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
     if device == "cpu" or load_options(device) or _torch.device(device).type == "cpu":
         return tensors
     return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def load_meta(
+    filename: Any, names: Any = None, keep: Any = None, dtype: str | None = None
+) -> dict[str, Any]:
+    """Tensors on the meta device as a load would give them: headers are read, and no more."""
+    with contextlib.closing(Model(filename)) as model:
+        chosen = choose_names(model, names, keep)
+        result = {}
+        for name in model.names() if chosen is None else chosen:
+            own, shape, size, *_ = model.info(model.find(name))
+            made = converted_dtype(own, dtype)
+            known = torch_dtype(made)
+            result[name] = _torch.empty(
+                (size,) if known is None else torch_shape(made, shape),
+                dtype=known or _torch.uint8, device="meta",
+            )
+        return result
 
 
 def make_item(loader: Any, index: int) -> Any:

@@ -108,6 +108,14 @@ def _storage_groups(tensors: dict[str, Any]) -> list[int]:
     ]
 
 
+def _stem_of(pattern: str) -> str:
+    """What files are called before their number; ValueError for what is no pattern of names."""
+    stem, found, ending = pattern.partition("{suffix}")
+    if not found or ending != ".safetensors" or not stem or "/" in stem or stem.startswith("."):
+        raise ValueError(f"a pattern is NAME{{suffix}}.safetensors, not {pattern!r}")
+    return stem
+
+
 def save_safetensors_sharded(
     state_dict: dict[str, Any],
     output_dir: _Path_,
@@ -117,6 +125,7 @@ def save_safetensors_sharded(
     durable: bool = False,
     threads: int = 0,
     progress: Progress | None = None,
+    filename_pattern: str = "model{suffix}.safetensors",
 ) -> str:
     """Save {name: torch.Tensor} as Hugging Face's libraries do; return the index's path.
 
@@ -127,12 +136,14 @@ def save_safetensors_sharded(
 
     The folder is made. Shards are written in parallel; the index comes into place last, and files
     of an earlier save go after that, so that a reader finds the old set or the new one.
-    metadata goes to every file; without it, {"format": "pt"}.
+    metadata goes to every file; without it, {"format": "pt"}. filename_pattern: of the files'
+    names, {suffix} being the number ("diffusion_pytorch_model.fp16{suffix}.safetensors").
     """
     from ._tensor_memory import find_same
     from ._torch_state import make_rows
 
     limit = parse_size(max_shard_size)
+    stem = _stem_of(filename_pattern)
     check_names(state_dict, metadata)
     tied = find_same(state_dict)
     kept = {name: tensor for name, tensor in state_dict.items() if name not in tied}
@@ -146,6 +157,7 @@ def save_safetensors_sharded(
         promise="durable" if durable else "quick",
         file_of=file_of,
         file_count=max(file_count, 1),
+        stem=stem,
         threads=threads,
         progress=progress,
         owners=owners,
@@ -161,8 +173,29 @@ def _add_tied(model: Model, tensors: dict[str, Any]) -> None:
                 tensors[name] = tensors[kept]
 
 
-def load_safetensors_sharded(model_dir: _Path_, device: Any = "cpu") -> dict[str, Any]:
+def _variant_of(folder: _Path_, variant: str | None) -> Any:
+    """The files of a folder that are of a variant ("fp16"); the folder itself without one."""
+    if variant is None:
+        return folder
+    indexes = sorted(_Path(folder).glob(f"*.safetensors.index.{variant}.json"))
+    indexes += sorted(_Path(folder).glob(f"*.{variant}.safetensors.index.json"))
+    files = sorted(_Path(folder).glob(f"*.{variant}.safetensors"))
+    files += sorted(_Path(folder).glob(f"*.{variant}-?????-of-?????.safetensors"))
+    if len(indexes) > 1 or not (indexes or files):
+        raise FileNotFoundError(
+            2, f"{len(indexes) or 'no'} models of variant {variant!r} here", os.fspath(folder)
+        )
+    return indexes[0] if indexes else [os.fspath(path) for path in files]
+
+
+def load_safetensors_sharded(
+    model_dir: _Path_, device: Any = "cpu", *, variant: str | None = None
+) -> dict[str, Any]:
     """Load a folder: by its index, or, without one, all its *.safetensors files, sorted.
+
+    variant: only the files of that variant (NAME.VARIANT.safetensors and its index), as diffusers
+    names them.
+
 
     Names that were saved as tied to another are there again, as the same tensor. An error names
     the shard or tensor that is missing; an empty folder is a FileNotFoundError.
@@ -171,7 +204,7 @@ def load_safetensors_sharded(model_dir: _Path_, device: Any = "cpu") -> dict[str
     from ._torch_tensors import export
 
     options = {"mode": "load", **load_options(device)}
-    with contextlib.closing(Model(model_dir)) as model:
+    with contextlib.closing(Model(_variant_of(model_dir, variant))) as model:
         tensors = load_from(model, lambda loader: export(loader, device), progress=None, **options)
         _add_tied(model, tensors)
         return tensors

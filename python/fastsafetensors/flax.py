@@ -10,6 +10,7 @@ import numpy as _np
 from ._array_front import ArrayFront
 
 try:
+    import jax as _jax
     import jax.numpy as _jnp
 except ImportError as error:
     raise ModuleNotFoundError(
@@ -29,7 +30,7 @@ def _to_array(value: Any) -> Any:
     return _np.asarray(value)
 
 
-_front = ArrayFront(_make, _to_array)
+_front = ArrayFront(_make, _to_array, _jax.device_put)
 wrap, export, make_item = _front.wrap, _front.export, _front.make_item
 load_file, load = _front.load_file, _front.load
 save_file, save = _front.save_file, _front.save

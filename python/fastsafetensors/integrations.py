@@ -23,7 +23,7 @@ import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -49,6 +49,7 @@ class _State:
         self.depth = 0
         self.threads = 0
         self.mode: str | None = None
+        self.settings: list[tuple[int, str | None]] = []  # of those who are on
         self.reads = 0  # files opened or loaded by this package while switched on
         self.warned = False
         self.wrappers: dict[int, tuple[Any, Any]] = {}  # id of original: (original, wrapper)
@@ -131,6 +132,22 @@ class _File:
     def __getattr__(self, name: str) -> Any:
         """Everything else is our safe_open's."""
         return getattr(self._ours, name)
+
+    def __getitem__(self, name: str) -> Any:
+        """Read a tensor."""
+        return self.get_tensor(name)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._ours)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a tensor of that name."""
+        return name in self._ours
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._ours)
 
     def __enter__(self) -> _File:
         """Return the object itself."""
@@ -260,7 +277,6 @@ class Acceleration(contextlib.ContextDecorator):
             raise ValueError(f"mode must be auto, load or map, not {mode!r}")
         self._threads = num_threads
         self._mode = mode
-        self._before: list[tuple[int, str | None]] = []
         self._enabled = False
 
     @property
@@ -274,14 +290,17 @@ class Acceleration(contextlib.ContextDecorator):
             if not _state.depth:
                 _install()
             _state.depth += 1
-            self._before.append((_state.threads, _state.mode))
+            _state.settings.append((self._threads, self._mode))
             _state.threads, _state.mode = self._threads, self._mode
         return self
 
     def __exit__(self, *failure: Any) -> None:
         """Switch off."""
         with _state.lock:
-            _state.threads, _state.mode = self._before.pop()
+            # Of several threads the one that began last need not be the first to end.
+            at = len(_state.settings) - 1 - _state.settings[::-1].index((self._threads, self._mode))
+            del _state.settings[at]
+            _state.threads, _state.mode = _state.settings[-1] if _state.settings else (0, None)
             _state.depth -= 1
             if not _state.depth:
                 _uninstall()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from ._core import Tensor, error_class, serialize
 from ._load import load_bytes, load_paths
 from ._open import check_backend, check_path
 from ._progress import Progress
+from ._request import dtype_word
 from ._saving import check_names, save_rows
 from ._types import Path, Paths
 
@@ -109,17 +111,19 @@ def load_file(
     mode: str | None = None,
     engine: str = "auto",
     threads: int = 0,
-    dtype: str | None = None,
+    dtype: Any = None,
     progress: Progress | bool | None = None,
+    names: Iterable[str] | None = None,
+    filter: Callable[[str], bool] | None = None,
 ) -> dict[str, Any]:
-    """Load all tensors of a model: {name: numpy.ndarray} in file order, writable.
+    """Load a model's tensors: {name: numpy.ndarray} in file order, writable.
 
-    The arguments are those of fastsafetensors.torch.load_file; dtype is the format's name.
+    The arguments are those of fastsafetensors.torch.load_file; dtype may be one of numpy's.
     """
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
-    return load_paths(filename, export, progress=progress, mode=chosen, engine=engine,
-                      threads=threads, dtype=dtype)
+    return load_paths(filename, export, names, keep=filter, progress=progress, mode=chosen,
+                      engine=engine, threads=threads, dtype=dtype_word(dtype))
 
 
 def load(data: Any) -> dict[str, Any]:

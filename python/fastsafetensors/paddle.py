@@ -37,7 +37,12 @@ def _to_array(value: Any) -> Any:
     return array
 
 
-_front = ArrayFront(_make, _to_array)
+def _move(tensor: Any, device: Any) -> Any:
+    """A tensor on a device."""
+    return tensor if str(device) == "cpu" else tensor.to(device)
+
+
+_front = ArrayFront(_make, _to_array, _move)
 wrap, export, make_item = _front.wrap, _front.export, _front.make_item
 load_file, load = _front.load_file, _front.load
 save_file, save = _front.save_file, _front.save

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ._core import Model, serialize
@@ -12,10 +13,11 @@ from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress
+from ._request import choose_names, dtype_word
 from ._saving import save_rows, without_collections
 from ._tensor_memory import find_tied, storage_ptr, storage_size
-from ._torch_state import check_tensors, dtype_name, make_rows, plain
-from ._torch_tensors import export
+from ._torch_state import check_tensors, make_rows, plain
+from ._torch_tensors import export, load_meta
 from ._types import Path, Paths
 
 __all__ = [
@@ -56,12 +58,18 @@ def load_file(
     gds: str = "auto",
     memory: str = "own",
     pin_memory: bool = False,
+    names: Iterable[str] | None = None,
+    filter: Callable[[str], bool] | None = None,
 ) -> dict[str, Any]:
-    """Load all tensors of a model: {name: torch.Tensor} in file order.
+    """Load a model's tensors: {name: torch.Tensor} in file order.
 
     filename: a file, an index, a folder, or a list of files (names must then be unique).
-    device: where the tensors go, as torch takes it. To GPUs ("cuda", "cuda:1", 1) bytes go by the
-    library's own pipeline, and the tensors may be used on any stream at once.
+    names, filter: which tensors, all without; nothing else is read, and an unknown name is a
+    SafetensorError that is a KeyError. The tensors of one load may share memory: keeping one of
+    them keeps it all, so ask for what you want rather than drop the rest.
+    device: where the tensors go, as torch takes it; "meta": shapes and dtypes only. To GPUs
+    ("cuda", "cuda:1", 1) bytes go by the library's own pipeline, and the tensors may be used on any
+    stream at once.
     gds: GPUDirect Storage: "auto", where a probe on the file shows that it is real, "off", or
     "strict": RuntimeError (with "gds" in its text) where it is not.
     memory: of GPUs: "own", freed with the last tensor, or "torch": from torch's caching allocator.
@@ -69,26 +77,33 @@ def load_file(
     mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
     private); "auto" maps what is in the page cache nearly whole and loads everything else.
     backend: the safetensors package's word for it: "mmap" is "auto", "pread" is "load".
-    dtype: what elements become on the way, a torch dtype or the format's name ("BF16"): floats
-    become any float type (rounded to nearest even), integers wider ones; other tensors stay.
+    dtype: what elements become on the way: a torch dtype, its name ("bfloat16"), the format's
+    ("BF16"), or None and "auto" for the file's. Floats become any float type (rounded to nearest
+    even), integers wider ones; other tensors stay.
     engine, threads: force how "load" reads; see `fastsafetensors engines` for what works.
     progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in all)
     ten times a second, an exception ends the load; False for nothing, None for a bar (bytes, GB/s)
     on terminals when the load takes more than a second and tqdm is installed.
 
-    The tensors own their memory. Raises SafetensorError for a bad file, OSError of its kind for
-    what the system refuses.
+    By default, tensors on the CPU may be views of a file that is in the page cache: a program that
+    writes into that file (rather than put another in its place, as every save here does) changes
+    them, and one that makes it shorter takes their bytes away (SIGBUS). mode="load" never does.
+
+    Raises SafetensorError for a bad file, OSError of its kind for what the system refuses.
     """
     check_path(filename)
+    if str(device) == "meta":
+        return load_meta(filename, names, filter, dtype_word(dtype))
     device = check_device(device)
     check_present(device)
     chosen = check_backend(backend) if mode is None else mode
     options = {"mode": chosen, **_target(device, gds, memory, pin_memory)}
     watch = (lambda loader: tell_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(Model(filename)) as model:
+        chosen_names = choose_names(model, names, filter)
         return retrying(lambda: load_from(
-            model, lambda loader: export(loader, device), progress=progress, watch=watch,
-            engine=engine, threads=threads, dtype=dtype_name(dtype), **options,
+            model, lambda loader: export(loader, device), chosen_names, progress=progress,
+            watch=watch, engine=engine, threads=threads, dtype=dtype_word(dtype), **options,
         ))
 
 

@@ -98,7 +98,8 @@ if {library!r} == "transformers":
     from transformers.modeling_utils import load_state_dict
     assert load_state_dict("w.safetensors")["w"].tolist() == [1, 1]
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                          text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

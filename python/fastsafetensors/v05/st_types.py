@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from .._request import converted_dtype
+
 
 class DType(Enum):
     """An element type: the values are the format's names. AUTO: as the file has it."""
@@ -109,24 +111,6 @@ class Device:
         return self.type is DeviceType.CPU
 
 
-_FLOAT_NAMES = ("F64", "F32", "F16", "BF16", "F8_", "F4")  # 6-bit floats are not converted
-
-
-def _is_float(dtype: DType) -> bool:
-    return dtype.value.startswith(_FLOAT_NAMES)
-
-
 def converted(source: DType, wanted: DType) -> DType:
-    """Return the dtype that a load with a wish makes of a tensor's.
-
-    Floats become any float type, integers wider ones that hold every value; others stay. The rule
-    is the loads' own, for ranks that only receive.
-    """
-    if wanted in (DType.AUTO, source):
-        return source
-    if _is_float(source) and _is_float(wanted):
-        return wanted
-    kinds = [dtype.value[0] for dtype in (source, wanted)]
-    if any(kind not in "UI" for kind in kinds) or DTYPE_SIZES[wanted] <= DTYPE_SIZES[source]:
-        return source
-    return source if kinds == ["I", "U"] else wanted
+    """Return the dtype that a load with a wish makes of a tensor's, for ranks that only receive."""
+    return source if wanted is DType.AUTO else DType(converted_dtype(source.value, wanted.value))
