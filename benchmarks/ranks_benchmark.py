@@ -75,7 +75,7 @@ def load(contestant, group, paths):
     """({name: part}, bytes read)."""
     if not contestant.startswith("load_sharded"):
         return with_loader(group, paths, "sharded" in contestant)
-    from fastsafetensors.sharded import load_sharded
+    from fastsafetensors.distributed import load_sharded
 
     dims = {f"layer.{i}.weight": 0 for i in range(LAYERS)}
     got = load_sharded(paths, dims, group, strategy=contestant.rpartition(" ")[2])

@@ -21,7 +21,7 @@ SITE = ROOT / "build/site"
 ROOT_PAGES = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "SUPPORT.md", "RELEASING.md")
 # The modules that programs import; what begins with "_" is not for them.
 MODULES = ("fastsafetensors", "fastsafetensors.torch", "fastsafetensors.numpy",
-           "fastsafetensors.sharded", "fastsafetensors.checkpoint",
+           "fastsafetensors.distributed", "fastsafetensors.checkpoint",
            "fastsafetensors.integrations", "fastsafetensors.compat",
            "fastsafetensors.fast_loading")
 HEADERS = ("base", "dtype", "model", "loader", "writer", "device", "experimental", "version")

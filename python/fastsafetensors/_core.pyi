@@ -101,6 +101,7 @@ class Model:
         unified: str = "auto",
         stream: int = 0,
         allocator: Callable[[int], Any] | None = None,
+        cache: str = "auto",
     ) -> Loader: ...
     def close(self) -> None: ...
 

@@ -83,7 +83,8 @@ class safe_open:  # noqa: N801 - the name that programs know
     framework: "pt" (torch), "np" (numpy), "jax" or "flax", "tf", "mlx", "paddle".
     device: where tensors go: "cpu", "cuda", "cuda:1", a torch.device, or a number of a GPU.
     backend: "mmap" (views of what is in the page cache, reads elsewhere) or "pread" (reads into
-    memory of our own); mode says the same in load_file's words and counts more.
+    memory of our own); mode says the same in load_file's words and counts more. cache: as in
+    load_file.
 
     Tensors are writable and stay valid after the model is closed. Usable from several threads at
     once. SafetensorError for a bad file or name, FileNotFoundError and other OSErrors for what the
@@ -98,14 +99,17 @@ class safe_open:  # noqa: N801 - the name that programs know
         *,
         backend: str = "mmap",
         mode: str | None = None,
+        cache: str = "auto",
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
-        self._opened = (filename, framework, device, backend, mode)
+        self._opened = (filename, framework, device, backend, mode, cache)
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
             refuse(f"framework {framework} is invalid")
-        self._options: dict[str, Any] = {"mode": check_backend(backend) if mode is None else mode}
+        self._options: dict[str, Any] = {
+            "mode": check_backend(backend) if mode is None else mode, "cache": cache,
+        }
         self._device = check_device(device)
         if name != "torch" and self._device != "cpu":
             refuse(f"Device {device} is not supported for framework {name}")
@@ -244,8 +248,8 @@ class safe_open:  # noqa: N801 - the name that programs know
 
 def _reopen(kind: type[safe_open], opened: tuple[Any, ...]) -> safe_open:
     """Undo a pickled safe_open."""
-    filename, framework, device, backend, mode = opened
-    return kind(filename, framework, device, backend=backend, mode=mode)
+    filename, framework, device, backend, mode, cache = opened
+    return kind(filename, framework, device, backend=backend, mode=mode, cache=cache)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ def load_file(
     progress: Progress | bool | None = None,
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
+    cache: str = "auto",
 ) -> dict[str, Any]:
     """Load a model's tensors: {name: numpy.ndarray} in file order, writable.
 
@@ -123,7 +124,7 @@ def load_file(
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
     return load_paths(filename, export, names, keep=filter, progress=progress, mode=chosen,
-                      engine=engine, threads=threads, dtype=dtype_word(dtype))
+                      engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache)
 
 
 def load(data: Any) -> dict[str, Any]:

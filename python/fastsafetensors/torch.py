@@ -60,6 +60,7 @@ def load_file(
     pin_memory: bool = False,
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
+    cache: str = "auto",
 ) -> dict[str, Any]:
     """Load a model's tensors: {name: torch.Tensor} in file order.
 
@@ -80,6 +81,8 @@ def load_file(
     dtype: what elements become on the way: a torch dtype, its name ("bfloat16"), the format's
     ("BF16"), or None and "auto" for the file's. Floats become any float type (rounded to nearest
     even), integers wider ones; other tensors stay.
+    cache: whether what is read stays in the page cache, where the next start finds it: "keep",
+    "bypass", or "auto", by whether it fits the memory that is left.
     engine, threads: force how "load" reads; see `fastsafetensors engines` for what works.
     progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in all)
     ten times a second, an exception ends the load; False for nothing, None for a bar (bytes, GB/s)
@@ -103,7 +106,8 @@ def load_file(
         chosen_names = choose_names(model, names, filter)
         return retrying(lambda: load_from(
             model, lambda loader: export(loader, device), chosen_names, progress=progress,
-            watch=watch, engine=engine, threads=threads, dtype=dtype_word(dtype), **options,
+            watch=watch, engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache,
+            **options,
         ))
 
 

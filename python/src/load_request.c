@@ -127,7 +127,7 @@ static int read_items(module_state *state, const fst_model *model, PyObject *seq
 
 /// The words of a request, as they come from Python.
 typedef struct request_words {
-    const char *mode, *engine, *order, *ring, *numa, *dtype, *device, *gds, *unified;
+    const char *mode, *engine, *order, *ring, *numa, *dtype, *device, *gds, *unified, *cache;
 } request_words;
 
 /// What may be said in one place.
@@ -146,15 +146,16 @@ static int read_words(const request_words *words, fst_load_options *options,
     static const char *const numas[] = {"default", "local", "interleave"};
     static const char *const gds_ways[] = {"auto", "off", "strict"};
     static const char *const unified[] = {"auto", "on", "off"};
+    static const char *const caches[] = {"auto", "keep", "bypass"};
     static const word_list lists[] = {
-        {"mode", modes, FST_MODE_COUNT},        {"engine", engines, FST_ENGINE_GDS},
-        {"order", orders, FST_ORDER_COUNT},     {"ring", rings, FST_RING_COUNT},
-        {"numa policy", numas, FST_NUMA_COUNT}, {"gds", gds_ways, FST_GDS_COUNT},
-        {"unified", unified, FST_UNIFIED_COUNT}};
-    const char *given[] = {words->mode, words->engine, words->order,  words->ring,
-                           words->numa, words->gds,    words->unified};
-    int numbers[7];
-    for (int i = 0; i < 7; i++) {
+        {"mode", modes, FST_MODE_COUNT},         {"engine", engines, FST_ENGINE_GDS},
+        {"order", orders, FST_ORDER_COUNT},      {"ring", rings, FST_RING_COUNT},
+        {"numa policy", numas, FST_NUMA_COUNT},  {"gds", gds_ways, FST_GDS_COUNT},
+        {"unified", unified, FST_UNIFIED_COUNT}, {"cache", caches, FST_CACHE_COUNT}};
+    const char *given[] = {words->mode, words->engine, words->order,   words->ring,
+                           words->numa, words->gds,    words->unified, words->cache};
+    int numbers[8];
+    for (int i = 0; i < 8; i++) {
         numbers[i] = fstpy_find_word(given[i], lists[i].words, lists[i].count, lists[i].what);
         if (numbers[i] < 0) return 0;
     }
@@ -165,6 +166,7 @@ static int read_words(const request_words *words, fst_load_options *options,
     tuning->numa = (fst_numa)numbers[4];
     options->gds = (fst_gds)numbers[5];
     tuning->unified = (fst_unified)numbers[6];
+    options->cache = (fst_cache)numbers[7];
     return 1;
 }
 
@@ -279,7 +281,7 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
                        PyObject *kwargs, load_request *request) {
     static char *names[] = {"items",     "mode",     "engine", "threads",   "order", "budget",
                             "read_only", "populate", "dtype",  "ring",      "numa",  "device",
-                            "gds",       "unified",  "stream", "allocator", NULL};
+                            "gds",       "unified",  "stream", "allocator", "cache", NULL};
     PyObject *items = Py_None, *allocator = Py_None;
     request_words words = {.mode = "auto",
                            .engine = "auto",
@@ -288,7 +290,8 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
                            .numa = "default",
                            .device = "cpu",
                            .gds = "auto",
-                           .unified = "auto"};
+                           .unified = "auto",
+                           .cache = "auto"};
     long long budget = 0;
     unsigned long long stream = 0;
     int threads = 0;
@@ -296,11 +299,11 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
                               .tuning = FST_STRUCT_INIT(fst_load_tuning)};
     request->options.tuning = &request->tuning;
     fst_load_options *options = &request->options;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKO:load", names, &items,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKOs:load", names, &items,
                                      &words.mode, &words.engine, &threads, &words.order, &budget,
                                      &options->map_read_only, &options->map_populate, &words.dtype,
                                      &words.ring, &words.numa, &words.device, &words.gds,
-                                     &words.unified, &stream, &allocator))
+                                     &words.unified, &stream, &allocator, &words.cache))
         return 0;
     // The integer formats without a sign would take -1 for the largest number.
     if (threads < 0 || budget < 0) {

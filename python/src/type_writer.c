@@ -130,8 +130,27 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return self;
 }
 
+static int writer_traverse(PyObject *self, visitproc visit, void *arg) {
+    writer_object *object = (writer_object *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(object->owners);
+    Py_VISIT(object->progress);
+    for (int i = 0; i < 3; i++) Py_VISIT(object->pending[i]);
+    return 0;
+}
+
+/// Garbage is closed like what is dropped: nothing of it is written any more.
+static int writer_clear(PyObject *self) {
+    writer_object *object = (writer_object *)self;
+    object->is_closed = 1;
+    close_unused(object);
+    for (int i = 0; i < 3; i++) Py_CLEAR(object->pending[i]);
+    return 0;
+}
+
 static void writer_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
     writer_object *object = (writer_object *)self;
     object->is_closed = 1;
     close_unused(object);
@@ -371,6 +390,8 @@ static PyType_Slot writer_slots[] = {
     {Py_tp_doc, "A save in progress. See _core.pyi for the arguments."},
     {Py_tp_new, writer_new},
     {Py_tp_dealloc, writer_dealloc},
+    {Py_tp_traverse, writer_traverse},
+    {Py_tp_clear, writer_clear},
     {Py_tp_methods, writer_methods},
     {0, NULL},
 };
@@ -378,6 +399,6 @@ static PyType_Slot writer_slots[] = {
 PyType_Spec fstpy_writer_spec = {
     .name = "fastsafetensors._core.Writer",
     .basicsize = sizeof(writer_object),
-    .flags = Py_TPFLAGS_DEFAULT,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = writer_slots,
 };

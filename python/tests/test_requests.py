@@ -158,3 +158,25 @@ def test_accelerations_of_threads_end_in_any_order():
 def test_metadata_of_an_open_file(path):
     with safe_open(path, "np") as f:
         assert f.metadata() == {"k": "v"}
+
+
+@pytest.mark.parametrize("cache", ["auto", "keep", "bypass"])
+def test_the_page_cache_as_a_choice(cache, path, torch):
+    """Each word reaches the load: the values are the same, and an unknown one is an error."""
+    for mode in ("auto", "load"):
+        loaded = load_file(path, mode=mode, cache=cache)
+        assert loaded["b"].tolist() == [0, 1, 2]
+        with safe_open(path, "pt", mode=mode, cache=cache) as f:
+            assert f.get_tensor("b").tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="unknown cache 'warm'"):
+        load_file(path, cache="warm")
+
+
+def test_bypass_makes_no_views(path):
+    from fastsafetensors import _core
+
+    path.read_bytes()
+    for cache, mode in (("keep", "map"), ("bypass", "load")):
+        loader = _core.Model(path).load(cache=cache)
+        loader.wait()
+        assert loader.stats()["mode"] == mode

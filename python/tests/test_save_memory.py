@@ -166,6 +166,23 @@ def test_the_extension_refuses_to_write_from_address_zero(tmp_path):
     writer.close()
 
 
+def test_a_writer_in_a_circle_is_collected(tmp_path):
+    """What a progress function holds may hold the writer."""
+    import gc
+    import weakref
+
+    class Owner:
+        """Holds what holds it."""
+
+    owner = Owner()
+    owner.writer = _core.Writer(tmp_path / "m", [("w", "U8", [4], None, 4)], owners=owner,
+                                progress=lambda *args: owner)
+    seen = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert seen() is None and list(tmp_path.iterdir()) == []
+
+
 def test_bytes_without_any_need_no_address(tmp_path):
     data = _core.serialize(None, [("w", "U8", [0, 3], 0, 0)])
     assert _serialize.deserialize(data)[0][1]["shape"] == [0, 3]
