@@ -191,6 +191,7 @@ def make_models(folder: pathlib.Path) -> dict[str, list[str]]:
             if not path.exists():
                 rows = tensors(count, size)
                 save_file({f"s{number}.{name}": x for name, x in rows.items()}, str(path))
+                path.chmod(0o644)  # for strangers
             models[model].append(str(path))
     os.sync()
     return models

@@ -3,8 +3,10 @@
 /// the one that failed was asked for; and what never succeeds ends.
 #include <dirent.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "fastsafetensors.h"
@@ -150,6 +152,61 @@ TEST(a_ring_that_can_not_be_had_is_done_without)
     CHECK_INT(status, FST_OK);
     CHECK_INT(forced, FST_E_NO_MEMORY);
     CHECK_CONTAINS(error.message, "io_uring_setup");
+}
+
+static atomic_bool holds_reads;
+static atomic_int reads_held;
+
+static void hold(fsti_io_op *op) {
+    if (op->engine == FST_ENGINE_AUTO) return;
+    atomic_fetch_add(&reads_held, 1);
+    for (int i = 0; i < 10000 && atomic_load(&holds_reads); i++) usleep(1000);
+}
+
+typedef struct late_item {
+    fst_loader *loader;
+    fst_status status;
+} late_item;
+
+static void *ask_late(void *context) {
+    late_item *item = context;
+    fst_tensor *tensor;
+    item->status = fst_loader_item(item->loader, TENSOR_COUNT - 1, -1, &tensor, NULL);
+    fst_tensor_unref(tensor);
+    return NULL;
+}
+
+TEST(cancelling_reaches_a_tensor_that_is_read_again)
+{
+    fst_load_options options = {.struct_size = sizeof options,
+                                .mode = FST_MODE_LOAD,
+                                .budget_bytes = 4 * TENSOR_BYTES,
+                                .thread_count = 2};
+    fst_model *model;
+    late_item item = {0};
+    pthread_t thread;
+    fst_tensor *tensor;
+    CHECK_INT(fst_model_open(make_model(), NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &item.loader, NULL), FST_OK);
+    fst_model_close(model);
+    for (int i = 0; i < 3; i++) { // its own reads are done: it waits for memory
+        CHECK_INT(fst_loader_next(item.loader, -1, &tensor, NULL), FST_OK);
+        fst_tensor_unref(tensor);
+    }
+    usleep(50000);
+    atomic_store(&reads_held, 0);
+    atomic_store(&holds_reads, true);
+    fsti_io_fault_hook_set(hold);
+    CHECK_INT(pthread_create(&thread, NULL, ask_late, &item), 0);
+    for (int i = 0; i < 5000 && atomic_load(&reads_held) == 0; i++) usleep(1000);
+    bool began = atomic_load(&reads_held) > 0;
+    fst_loader_cancel(item.loader);
+    atomic_store(&holds_reads, false);
+    pthread_join(thread, NULL);
+    fsti_io_fault_hook_set(NULL);
+    fst_loader_close(item.loader);
+    CHECK(began);
+    CHECK_INT(item.status, FST_E_CANCELLED);
 }
 
 static int entries_left = -1;
