@@ -183,6 +183,8 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *
     pthread_mutex_lock(&pipeline->lock);
     while (!atomic_load(&pipeline->stop)) {
         while (admit_batch(pipeline)) continue;
+        // The lock was let go of: whoever has stopped the work meanwhile will not wake us again.
+        if (atomic_load(&pipeline->stop)) break;
         chunk = take_now(pipeline, &wish);
         if (chunk != UINT32_MAX) break;
         if (wish.may_populate) *populate = find_unpopulated(pipeline);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fastsafetensors.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -243,6 +244,42 @@ TEST(an_allocator_may_ask_the_loader)
     alarm(0);
     fst_loader_close(loader);
     CHECK(allocations > 4 && answers > 0);
+}
+
+static atomic_bool is_armed, is_allocating;
+
+static void *allocate_slowly(void *context, size_t size_bytes, size_t alignment) {
+    (void)context;
+    if (atomic_load(&is_armed)) {
+        atomic_store(&is_allocating, true);
+        usleep(100000);
+        return NULL; // and there is none
+    }
+    void *memory = NULL;
+    return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
+}
+
+TEST(closing_while_memory_is_made)
+{
+    fst_allocator allocator = {.allocate = allocate_slowly, .release = release_memory};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.allocator = &allocator;
+    alarm(60); // whoever made the memory would wait for ever
+    for (int round = 0; round < 5; round++) {
+        atomic_store(&is_allocating, false);
+        fst_loader *loader = open_limited(&options);
+        atomic_store(&is_armed, true);
+        for (int i = 0; i < 1000 && !atomic_load(&is_allocating); i++) {
+            fst_tensor *tensor;
+            if (fst_loader_next(loader, -1, &tensor, NULL) != FST_OK) break;
+            fst_tensor_unref(tensor);
+            usleep(1000);
+        }
+        CHECK(atomic_load(&is_allocating));
+        fst_loader_close(loader);
+        atomic_store(&is_armed, false);
+    }
+    alarm(0);
 }
 
 TEST(destinations_are_filled_once)
