@@ -131,19 +131,26 @@ def overlap_groups(extents: Mapping[str, Extent]) -> list[set[str]]:
     by_memory: dict[Hashable, list[tuple[int, int, str]]] = {}
     for name, extent in extents.items():
         by_memory.setdefault(extent.memory, []).append((extent.begin, extent.end, name))
+    return _group(by_memory)
+
+
+def _group(by_memory: dict[Hashable, list[tuple[int, int, str]]]) -> list[set[str]]:
+    """Names of (begin, end, name) that overlap in a memory."""
     groups = []
     for rows in by_memory.values():
         rows.sort()
         group: set[str] = set()
-        reach = -1
+        reach, last = -1, ""
         for begin, end, name in rows:
-            if begin >= reach:
-                if len(group) > 1:
-                    groups.append(group)
+            if begin < reach:
+                group.update((last, name))
+            elif group:
+                groups.append(group)
                 group = set()
-            group.add(name)
-            reach = max(reach, end)
-        if len(group) > 1:
+            if end > reach:
+                reach = end
+            last = name
+        if group:
             groups.append(group)
     return groups
 
@@ -156,10 +163,20 @@ def extents_of(tensors: Mapping[str, Any]) -> dict[str, Extent]:
 
 def find_shared(tensors: Mapping[str, Any]) -> list[set[str]]:
     """Names of tensors that share bytes, in groups."""
-    return overlap_groups(
-        {name: e for name, e in extents_of(tensors).items()
-         if tensors[name].device.type != "meta"}
-    )
+    by_memory: dict[Hashable, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        if type(tensor) in PLAIN and tensor.is_contiguous():  # nearly all: by the shortest way
+            try:
+                begin, size = tensor.data_ptr(), tensor.nbytes
+            except (NotImplementedError, RuntimeError):
+                continue
+            if begin and size:
+                by_memory.setdefault(tensor.device, []).append((begin, begin + size, name))
+            continue
+        extent = extent_of(tensor)
+        if extent is not None and tensor.device.type != "meta":
+            by_memory.setdefault(extent.memory, []).append((extent.begin, extent.end, name))
+    return _group(by_memory)
 
 
 def find_covered(extents: Mapping[str, Extent], present: Iterable[str]) -> set[str]:
