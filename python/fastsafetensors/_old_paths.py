@@ -44,7 +44,7 @@ OLD_PATHS = {
     },
     "_planner": "v05.batch_plan",
     "sharded": "distributed",
-    "sharded_save": "distributed",
+    "sharded_save": "_ranks_save",
 }
 _PACKAGE = __package__ or "fastsafetensors"
 

@@ -1,1 +1,1 @@
-from .distributed import *
+from ._ranks_save import *
