@@ -164,7 +164,7 @@ fst_status fst_writer_stats_get(const fst_writer *writer, fst_save_stats *stats,
     API_REQUIRE(writer != NULL && stats != NULL, error, "writer or stats is NULL");
     fst_save_stats full = {.struct_size = sizeof full};
     // The handle is const for the caller; counting under its lock is not seen.
-    fsti_writer_stats((fst_writer *)(uintptr_t)writer, &full);
+    FST_TRY(fsti_writer_stats((fst_writer *)(uintptr_t)writer, &full, error));
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A save's middle: tensors that came with their data go into the files, of a set by threads; then
 /// every byte is there, and synced if so promised.
-#include <inttypes.h>
 #include <string.h>
 
 #include "writer.h"
@@ -138,12 +137,7 @@ static fst_status check_complete(const fst_writer *writer, fst_error *error) {
         byte_range gap;
         if (tensor->data != NULL || !fsti_coverage_gap(&tensor->coverage, tensor->size_bytes, &gap))
             continue;
-        fsti_error_place place = FSTI_NOWHERE;
-        place.tensor = tensor->name;
-        place.tensor_size = tensor->name_size;
-        return fsti_error_set(error, FST_E_ARGUMENT, place,
-                              "bytes %" PRIu64 " to %" PRIu64 " of the tensor were not written",
-                              gap.begin, gap.end);
+        return fsti_writer_refuse_range(tensor, gap, "were not written", error);
     }
     return FST_OK;
 }

@@ -232,6 +232,7 @@ static fst_status run(fst_writer *writer, fst_error *error) {
 static void note_end(fst_writer *writer) {
     pthread_mutex_lock(&writer->lock);
     writer->total_ns = fsti_now_ns() - writer->start_ns;
+    writer->step_count = writer->journal.count;
     writer->sync_count += writer->journal.sync_count;
     writer->sync_ns += writer->journal.sync_ns;
     snprintf(writer->warning, sizeof writer->warning, "%s", writer->journal.warning);

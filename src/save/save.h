@@ -18,7 +18,7 @@ fst_status fsti_writer_commit(fst_writer *writer, fst_error *error);
 void fsti_writer_cancel(fst_writer *writer);
 void fsti_writer_close(fst_writer *writer);
 const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index);
-void fsti_writer_stats(fst_writer *writer, fst_save_stats *stats);
+fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_error *error);
 size_t fsti_writer_tensor_count(const fst_writer *writer);
 
 /// See fst_leftovers_visit() and fst_leftovers_remove().

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Bytes that the caller brings piece by piece, from any thread.
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,6 +17,14 @@ fst_status fsti_writer_refuse(const save_tensor *tensor, fst_error *error, const
     place.tensor = tensor->name;
     place.tensor_size = tensor->name_size;
     return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+}
+
+fst_status fsti_writer_refuse_range(const save_tensor *tensor, byte_range range, const char *why,
+                                    fst_error *error) {
+    char words[128];
+    snprintf(words, sizeof words, "bytes %" PRIu64 " to %" PRIu64 " of the tensor %s", range.begin,
+             range.end, why);
+    return fsti_writer_refuse(tensor, error, words);
 }
 
 fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error) {
@@ -119,12 +128,7 @@ static fst_status claim(fst_writer *writer, save_tensor *tensor, byte_range rang
     pthread_mutex_unlock(&writer->lock);
     if (status == FST_OK) return FST_OK;
     if (status == FST_E_NO_MEMORY) return fsti_error_memory(error, sizeof range);
-    fsti_error_place place = FSTI_NOWHERE;
-    place.tensor = tensor->name;
-    place.tensor_size = tensor->name_size;
-    return fsti_error_set(error, FST_E_ARGUMENT, place,
-                          "bytes %" PRIu64 " to %" PRIu64 " of the tensor were written before",
-                          twice.begin, twice.end);
+    return fsti_writer_refuse_range(tensor, twice, "were written before", error);
 }
 
 fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t offset,

@@ -252,8 +252,9 @@ const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index) {
 
 size_t fsti_writer_tensor_count(const fst_writer *writer) { return writer->tensor_count; }
 
-void fsti_writer_stats(fst_writer *writer, fst_save_stats *stats) {
+fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_error *error) {
     const stage_counts *counts = &writer->counts;
+    FST_TRY(fsti_writer_check_owner(writer, error)); // its lock may be held for ever in a child
     pthread_mutex_lock(&writer->lock);
     snprintf(stats->engine, sizeof stats->engine, "%s",
              counts->engine == NULL ? "" : counts->engine);
@@ -271,8 +272,9 @@ void fsti_writer_stats(fst_writer *writer, fst_save_stats *stats) {
     stats->sync_count = writer->sync_count;
     stats->sync_ns = writer->sync_ns;
     stats->total_ns = writer->total_ns;
-    stats->step_count = writer->journal.count;
+    stats->step_count = writer->step_count;
     stats->leftover_count = writer->leftover_count;
     snprintf(stats->warning, sizeof stats->warning, "%s", writer->warning);
     pthread_mutex_unlock(&writer->lock);
+    return FST_OK;
 }

@@ -69,7 +69,7 @@ struct fst_writer {
     pthread_mutex_t lock;          ///< for what follows
     stage_counts counts;
     uint64_t bytes_done, total_ns, sync_count, sync_ns;
-    size_t tensors_done, leftover_count;
+    size_t tensors_done, leftover_count, step_count;
     char warning[256];
 
     save_journal journal; ///< while and after the writer commits
@@ -82,6 +82,9 @@ fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error);
 fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error);
 /// FST_E_ARGUMENT that names the tensor.
 fst_status fsti_writer_refuse(const save_tensor *tensor, fst_error *error, const char *why);
+/// The same for some of its bytes: "bytes 1 to 2 of the tensor <were why>".
+fst_status fsti_writer_refuse_range(const save_tensor *tensor, byte_range range, const char *why,
+                                    fst_error *error);
 
 /// Counts bytes, and asks the caller whether to go on. For stages; `context` is the writer.
 fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *error);

@@ -133,6 +133,8 @@ static int use_in_child(fst_writer *writer) {
     if (fst_writer_map(writer, 0, &memory, NULL) != FST_E_UNSUPPORTED) return 3;
     if (fst_writer_finish(writer, NULL) != FST_E_UNSUPPORTED) return 4;
     if (fst_writer_commit(writer, NULL) != FST_E_UNSUPPORTED) return 5;
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    if (fst_writer_stats_get(writer, &stats, NULL) != FST_E_UNSUPPORTED) return 6;
     fst_writer_close(writer);
     return 0;
 }
