@@ -45,7 +45,7 @@ def dtype_word(dtype: Any) -> str | None:
     found = _WORDS.get(text)
     if found is None:
         known = ", ".join([*DTYPES, *_WORDS, "auto"])
-        raise ValueError(f"unknown dtype {dtype!r}: one of torch's or numpy's is meant, or {known}")
+        raise ValueError(f"unknown dtype {dtype!r}: the format has no dtype for it, but {known}")
     return found
 
 
