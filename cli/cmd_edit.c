@@ -37,12 +37,14 @@ static int take(void *context, int key, cli_value value) {
         return cli_usage("edit", "too many changes");
     switch (key) {
     case 's':
-        if ((code = take_pair(text, &left, &right)) == EXIT_GOOD)
+        code = take_pair(text, &left, &right);
+        if (code == EXIT_GOOD && left != NULL && right != NULL)
             request->set[request->set_count++] = (fst_metadata_entry){
                 .key = left, .key_size = strlen(left), .value = right, .value_size = strlen(right)};
         return code;
     case 'r':
-        if ((code = take_pair(text, &left, &right)) != EXIT_GOOD) return code;
+        code = take_pair(text, &left, &right);
+        if (code != EXIT_GOOD || left == NULL || right == NULL) return code;
         if ((strchr(left, '*') == NULL) != (strchr(right, '*') == NULL) ||
             strchr(left, '*') != strrchr(left, '*') || strchr(right, '*') != strrchr(right, '*'))
             return cli_usage("edit", "--rename takes names with one '*' each, or without");

@@ -29,10 +29,10 @@ static int run(int argc, char **argv) {
     const char *path = operands.count > 0 ? operands.words[0] : NULL;
     fst_file_info file = {.path = path};
     // Of a set, its first file stands for all: they lie in one folder.
-    if (path != NULL && (fst_model_open(path, NULL, &model, &error) != FST_OK ||
-                         fst_model_file_info(model, 0, &file, &error) != FST_OK))
-        code = cli_fail(&error);
-    else if (fst_engines_probe(file.path, infos, 16, &count, &error) != FST_OK)
+    bool failed = path != NULL && (fst_model_open(path, NULL, &model, &error) != FST_OK ||
+                                   fst_model_file_info(model, 0, &file, &error) != FST_OK);
+    failed = failed || fst_engines_probe(file.path, infos, 16, &count, &error) != FST_OK;
+    if (failed)
         code = cli_fail(&error);
     else if (cli_wants_json())
         print_json(infos, count);

@@ -90,6 +90,14 @@ static void visit_bytes(void *context, const fst_tensor_view *a, const fst_tenso
     if (*same && memcmp(a->data, b->data, a->size_bytes) != 0) *same = false;
 }
 
+/// Also of NaNs, which are equal to nothing.
+static bool same_bits(double a, double b) {
+    uint64_t a_bits, b_bits;
+    memcpy(&a_bits, &a, sizeof a_bits);
+    memcpy(&b_bits, &b, sizeof b_bits);
+    return a_bits == b_bits;
+}
+
 static void visit_values(void *context, const fst_tensor_view *a, const fst_tensor_view *b) {
     value_summary *summary = context;
     uint64_t bits = fst_dtype_bits(a->dtype);
@@ -99,7 +107,7 @@ static void visit_values(void *context, const fst_tensor_view *a, const fst_tens
         if (!cli_value_at(a, i, &left) || !cli_value_at(b, i, &right)) return;
         summary->known = true;
         summary->element_count++;
-        if (memcmp(&left, &right, sizeof left) == 0) continue;
+        if (same_bits(left, right)) continue;
         double difference = fabs(left - right);
         if (difference == 0) continue; // zeros of both signs
         summary->differing++;

@@ -32,7 +32,8 @@ int cli_open_sources(const char *const *sources, size_t source_count,
     const char **paths = NULL;
     size_t path_count = 0;
     fst_model **models = calloc(source_count + 1, sizeof(fst_model *));
-    int code = models == NULL ? cli_no_memory() : EXIT_GOOD;
+    int code = EXIT_GOOD;
+    if (models == NULL) return cli_no_memory();
     for (size_t i = 0; i < source_count && code == EXIT_GOOD; i++) {
         code = fst_model_open(sources[i], options, &models[i], &error) == FST_OK
                    ? gather_files(models[i], &paths, &path_count)

@@ -112,6 +112,7 @@ static int describe_tensors(rewrite_job *job) {
         const rewrite_output *output = &job->outputs[i];
         job->tensors[i] = (fst_save_tensor){
             .dtype = output->dtype, .rank = output->info.rank, .shape = output->info.shape};
+        // The name is the job's. NOLINTNEXTLINE(clang-analyzer-unix.Malloc)
         job->tensors[i].name = new_name(job, &output->info, &job->tensors[i].name_size);
         if (job->tensors[i].name == NULL) return cli_no_memory();
     }

@@ -54,10 +54,10 @@ static bool find_python(char *out) {
     const char *slash = size <= 0 ? NULL : memrchr(own, '/', (size_t)size);
     if (slash != NULL && find_program(own, (size_t)(slash - own), "python3", out)) return true;
     const char *path = getenv("PATH");
-    while (path != NULL && *path != '\0') {
-        size_t length = strcspn(path, ":");
-        if (find_program(path, length, "python3", out)) return true;
-        path += length + (path[length] == ':');
+    while (path != NULL) {
+        const char *end = strchrnul(path, ':');
+        if (find_program(path, (size_t)(end - path), "python3", out)) return true;
+        path = *end == ':' ? end + 1 : NULL;
     }
     return false;
 }

@@ -293,7 +293,7 @@ def write_reports(document: dict, folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
     spec = importlib.util.spec_from_file_location(
-        "bench_report", ROOT / "python/fastsafetensors/_bench_report.py")
+        "bench_report", ROOT / "benchmarks/bench_report.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -104,6 +104,7 @@ static void release_small(fsti_buffer *buffer) { free(buffer->data); }
 
 /// Maps more and gives the ends back.
 char *fsti_pages_map(uint64_t bytes) {
+    if (bytes == 0) return NULL;
     uint64_t slack = bytes >= FSTI_HUGE_PAGE_BYTES ? FSTI_HUGE_PAGE_BYTES : 0;
     char *start =
         mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -42,10 +42,15 @@ static bool holds(const file_start *file, const char *word) {
     return memmem(file->bytes, file->size, word, strlen(word)) != NULL;
 }
 
+/// White space as JSON has it.
+static bool is_space(char byte) {
+    return byte == ' ' || byte == '\t' || byte == '\r' || byte == '\n';
+}
+
 /// Whether the text begins so: after white space and a byte order mark, in small or large letters.
 static bool begins(const file_start *file, const char *word) {
     size_t at = file->size >= 3 && memcmp(file->bytes, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-    while (at < file->size && memchr(" \t\r\n", file->bytes[at], 4) != NULL) at++;
+    while (at < file->size && is_space(file->bytes[at])) at++;
     for (; *word != '\0'; word++, at++) {
         if (at == file->size) return false;
         char byte = file->bytes[at];
@@ -132,7 +137,8 @@ static const char *name_binary(const file_start *file) {
 /// A length that is none too large, and the brace behind it: safetensors with a fault of its own.
 static bool begins_as_header(const file_start *file) {
     return file->size > FSTI_FORMAT_LENGTH_BYTES && memcmp(file->bytes + 4, "\0\0\0", 4) == 0 &&
-           memchr("{ \t\r\n", file->bytes[FSTI_FORMAT_LENGTH_BYTES], 5) != NULL;
+           (file->bytes[FSTI_FORMAT_LENGTH_BYTES] == '{' ||
+            is_space(file->bytes[FSTI_FORMAT_LENGTH_BYTES]));
 }
 
 bool fsti_model_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,

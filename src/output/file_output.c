@@ -85,6 +85,7 @@ static fst_status keep_permissions(const fsti_output *output, fst_error *error) 
     const fsti_target *target = &output->target;
     // Owner first: changing it clears set-id bits. Only root may, but a group of one's own can be
     // kept by anybody.
+    // The descriptor is open here. NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions)
     bool has_owner = fchown(output->fd, target->owner, target->group) == 0;
     // EINVAL: an owner that this user namespace does not know.
     if (!has_owner && errno != EPERM && errno != EINVAL && errno != EOPNOTSUPP)

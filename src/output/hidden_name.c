@@ -92,9 +92,10 @@ fst_status fsti_leftovers_visit(const char *folder, fsti_leftover_visit visit, v
     DIR *directory = opendir(folder);
     if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
     const struct dirent *entry;
+    int fd = dirfd(directory); // of a folder that was opened there is one
     errno = 0;
-    while ((entry = readdir(directory)) != NULL) {
-        look_at(dirfd(directory), entry->d_name, visit, context);
+    while (fd >= 0 && (entry = readdir(directory)) != NULL) {
+        look_at(fd, entry->d_name, visit, context);
         errno = 0;
     }
     int failure = errno;

@@ -56,26 +56,28 @@ static fst_status rename_to_path(const fsti_output *output, const char *from, fs
     return fsti_error_errno(error, failure, output->target.path, "putting the new file in place");
 }
 
+/// 0, or what went wrong.
+static int copy_blocks(const fsti_output *output, int to, char *block) {
+    struct stat info;
+    if (fstat(output->fd, &info) != 0 || fchmod(to, info.st_mode & 07777) != 0) return errno;
+    for (uint64_t at = 0; at < output->size_bytes;) {
+        ssize_t got = pread(output->fd, block, COPY_BYTES, (off_t)at);
+        ssize_t put = got <= 0 ? got : pwrite(to, block, (size_t)got, (off_t)at);
+        if (put < 0 && errno != EINTR) return errno;
+        if (put == 0) return EIO;
+        at += put < 0 ? 0 : (uint64_t)put;
+    }
+    return output->is_durable && fsync(to) != 0 ? errno : 0;
+}
+
 /// The bytes of the output in a file of their own, with its permissions.
 static fst_status copy_bytes(const fsti_output *output, int to, fst_error *error) {
-    struct stat info;
     char *block = fsti_alloc(COPY_BYTES);
     if (block == NULL) return fsti_error_memory(error, COPY_BYTES);
-    bool good = fstat(output->fd, &info) == 0 && fchmod(to, info.st_mode & 07777) == 0;
-    errno = good ? 0 : errno;
-    for (uint64_t at = 0; good && at < output->size_bytes;) {
-        ssize_t got = pread(output->fd, block, COPY_BYTES, (off_t)at);
-        if (got < 0 && errno == EINTR) continue;
-        ssize_t put = got <= 0 ? got : pwrite(to, block, (size_t)got, (off_t)at);
-        if (put < 0 && errno == EINTR) continue;
-        good = put > 0;
-        at += good ? (uint64_t)put : 0;
-    }
-    good = good && (!output->is_durable || fsync(to) == 0);
-    int failure = errno == 0 ? EIO : errno;
+    int failure = copy_blocks(output, to, block);
     fsti_free(block);
-    return good ? FST_OK
-                : fsti_error_errno(error, failure, output->target.path, "copying to its place");
+    if (failure == 0) return FST_OK;
+    return fsti_error_errno(error, failure, output->target.path, "copying to its place");
 }
 
 static fst_status place_copy(const fsti_output *output, const char *second, fst_error *error) {
