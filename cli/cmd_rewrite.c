@@ -96,7 +96,12 @@ static int rewrite_sources(const rewrite_request *request) {
                                 &options, &model);
     if (code != EXIT_GOOD) return code;
     if (request->command == &rescue_command) say_loss(request->sources[0]);
-    code = cli_rewrite(model, &request->plan);
+    // A target that is there may hold more than what could be saved of this one: nothing.
+    if (request->command == &rescue_command && fst_model_tensor_count(model) == 0)
+        code =
+            cli_refuse(EXIT_INVALID, "NoTensors", "no tensor of it is whole: nothing is written");
+    else
+        code = cli_rewrite(model, &request->plan);
     fst_model_close(model);
     return code;
 }

@@ -62,6 +62,28 @@ static bool find_python(char *out) {
     return false;
 }
 
+/// Entries of PYTHONPATH that are no absolute path mean the working folder, or lie in it; Python
+/// makes them absolute, and takes sitecustomize from there, before our program begins.
+static void clean_python_path(void) {
+    const char *path = getenv("PYTHONPATH");
+    char *clean = path == NULL ? NULL : calloc(strlen(path) + 1, 1);
+    size_t used = 0;
+    for (const char *at = path; clean != NULL && at != NULL;) {
+        const char *end = strchrnul(at, ':');
+        if (*at == '/') {
+            if (used > 0) clean[used++] = ':';
+            memcpy(clean + used, at, (size_t)(end - at));
+            used += (size_t)(end - at);
+        }
+        at = *end == ':' ? end + 1 : NULL;
+    }
+    if (used > 0)
+        setenv("PYTHONPATH", clean, 1);
+    else
+        unsetenv("PYTHONPATH");
+    free(clean);
+}
+
 int cli_convert_torch_file(int argc, char **argv) {
     char python[PATH_MAX];
     if (!find_python(python)) {
@@ -76,6 +98,7 @@ int cli_convert_torch_file(int argc, char **argv) {
     arguments[1] = flag;
     arguments[2] = program;
     memcpy(arguments + 3, argv + 1, ((size_t)argc - 1) * sizeof *argv);
+    clean_python_path();
     execv(python, arguments);
     fprintf(stderr, "fastsafetensors: running %s: %s\n", python, strerror(errno));
     free(arguments);

@@ -88,8 +88,9 @@ typedef struct fst_source {
     int descriptor;
     uint64_t size_bytes; ///< of `data`, or of what `read` gives; not used for descriptors
     void *context;       ///< of both functions
-    /// Called once, from any thread, when nobody needs the source any more: after the last model,
-    /// load and tensor of it, or, when opening fails, before that returns. NULL: nobody is told.
+    /// Called once, from any thread, when nobody needs the source any more: after the last model
+    /// and load of it (tensors are copies), or, when opening fails, before that returns. Not called
+    /// when `source` is NULL or its struct_size is wrong. NULL: nobody is told.
     void (*release)(void *context);
 } fst_source;
 

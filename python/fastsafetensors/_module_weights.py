@@ -197,6 +197,17 @@ def _takes_bytes(tensor: Any, dtype: str) -> bool:
     return bool(floats or torch_dtype(dtype) is tensor.dtype)
 
 
+def _note_change(tensor: Any) -> None:
+    """Let torch know that a tensor's bytes are others now."""
+    if tensor.is_inference():
+        return  # of which it keeps no count
+    count = getattr(_torch.autograd.graph, "increment_version", None)
+    if count is not None:
+        count(tensor)
+    else:  # before torch 2.1: an operation in place, on none of the elements
+        tensor.detach().reshape(-1)[:0].zero_()
+
+
 def read_in_place(file: Model, state: ModuleState, names: list[str], threads: int) -> list[str]:
     """Read tensors into the module's own memory; return the names that this could not be done for.
 
@@ -221,6 +232,9 @@ def read_in_place(file: Model, state: ModuleState, names: list[str], threads: in
             options["stream"] = stream_of(device)  # which may still use the parameters
         with OpenLoad(file, items, threads=threads, dtype=target, **options) as loader:
             loader.wait()
+        # Torch does not see these writes; graphs that kept the old values must.
+        for name, _, _ in items:
+            _note_change(state.tensors[name])
     return rest
 
 

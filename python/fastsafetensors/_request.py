@@ -58,6 +58,8 @@ def choose_names(
     """
     if names is None and keep is None:
         return None
+    if isinstance(names, (str, bytes)):
+        raise TypeError(f"names: a list of names is expected, not {names!r}")
     known = model.names()
     chosen = known if names is None else list(dict.fromkeys(names))
     for name in chosen if names is not None else ():

@@ -16,11 +16,25 @@ from typing import Any
 _NESTED = ("state_dict", "model", "model_state_dict", "module")
 
 
+def _holds_tensors(value: Any, torch: Any) -> bool:
+    """Tell whether weights would be lost with a value; an optimizer's state is none."""
+    if isinstance(value, torch.Tensor):
+        return True
+    return (isinstance(value, dict) and bool(value)
+            and all(isinstance(one, torch.Tensor) for one in value.values()))
+
+
 def _find_tensors(content: Any, torch: Any) -> dict[str, Any]:
     """Return the dict of tensors of a checkpoint."""
+    whole = content
     for name in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
+            left_out = sorted(str(key) for key, value in whole.items()
+                              if key != name and _holds_tensors(value, torch))
+            if left_out:
+                raise ValueError(f"besides {name!r} the file holds tensors in {left_out}: "
+                                 "save what is meant alone")
             break
     if not isinstance(content, dict):
         raise ValueError(f"the file holds no dict of tensors but {type(content).__name__}")
@@ -61,7 +75,13 @@ def convert_file(source: str, target: str, options: argparse.Namespace) -> str:
     from ._tensor_memory import find_same
     from ._torch_state import make_rows
 
-    content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap can only be used" not in str(error):
+            raise
+        # A file of torch before 1.6, which is no zip archive.
+        content = torch.load(source, map_location="cpu", weights_only=True)
     tensors = _find_tensors(content, torch)
     if options.select:
         tensors = {

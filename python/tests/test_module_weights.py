@@ -327,3 +327,16 @@ def test_measured_speeds_are_agreed_on(monkeypatch, torch):
         load = sharded._Load(model, {}, group, "auto", None, [0, 1])
         assert load.speeds() == sharded.Speeds(2.0, 3.0)
     assert group.rounds == ["who has measured the speeds", "the speeds measured"]
+
+
+def test_graphs_notice_new_weights(tmp_path, torch):
+    """Weights that are loaded between forward and backward are an error, as any change in place."""
+    from fastsafetensors.torch import load_model, save_model
+
+    path = tmp_path / "m.safetensors"
+    module = torch.nn.Linear(3, 3)
+    save_model(module, path)
+    result = module(torch.ones(1, 3, requires_grad=True)).sum()
+    load_model(module, path)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()

@@ -35,6 +35,8 @@ def test_names_and_filters_of_every_front(mode, path):
         assert set(load(path, filter=lambda name: name != "a", mode=mode)) == {"b", "c"}
         assert set(load(path, names=["a", "b"], filter="b".__eq__, mode=mode)) == {"b"}
         assert load(path, names=[], mode=mode) == {}
+        with pytest.raises(TypeError, match="a list of names"):
+            load(path, names="ac", mode=mode)
         assert load(path, filter=lambda name: False, mode=mode) == {}
         with pytest.raises(KeyError, match="does not contain tensor zz"):
             load(path, names=["a", "zz"], mode=mode)

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import subprocess
+import sys
 
 import pytest
 from conftest import same_bits, sample_tensors
@@ -24,6 +25,12 @@ def run(command):
         return done.stdout, done.stderr
 
     return call
+
+
+def ours():
+    """The environment in which this Python is the first one."""
+    folder = os.path.dirname(sys.executable)
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
 @pytest.fixture
@@ -372,3 +379,31 @@ def test_standard_output_is_a_target(command, sample, tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run([command, "convert", path, "-"], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2 and b"No space left" in done.stderr
+
+
+def test_no_tensor_of_a_torch_file_is_left_out(run, tmp_path, torch):
+    """Weights beside the ones that are found are an error; what else a checkpoint holds is not."""
+    weights = {"w": torch.ones(2)}
+    for more in ({"extra": torch.ones(3)}, {"ema": {"w": torch.zeros(2)}}):
+        torch.save({"model": weights, **more}, tmp_path / "m.bin")
+        _, error = run("convert", tmp_path / "m.bin", tmp_path / "out", code=1, env=ours())
+        assert next(iter(more)) in error and not (tmp_path / "out").exists()
+    torch.save({"model": weights, "epoch": 3, "optimizer": {"state": {}}}, tmp_path / "m.bin")
+    run("convert", tmp_path / "m.bin", tmp_path / "out", env=ours())
+    assert set(load_file(tmp_path / "out")) == {"w"}
+
+
+def test_torch_files_that_are_no_archives(run, tmp_path, torch):
+    torch.save({"w": torch.arange(5.0)}, tmp_path / "old.bin",
+               _use_new_zipfile_serialization=False)
+    run("convert", tmp_path / "old.bin", tmp_path / "out", env=ours())
+    assert torch.equal(load_file(tmp_path / "out")["w"], torch.arange(5.0))
+
+
+def test_rescue_of_nothing_replaces_nothing(run, tmp_path, torch):
+    save_file({"w": torch.ones(1000)}, tmp_path / "good")
+    save_file({"w": torch.ones(1000)}, tmp_path / "cut")
+    good = (tmp_path / "good").read_bytes()
+    (tmp_path / "cut").write_bytes(good[:-100])
+    run("rescue", tmp_path / "cut", tmp_path / "good", code=1)
+    assert (tmp_path / "good").read_bytes() == good

@@ -42,10 +42,12 @@ def test_modules_beside_a_model_are_not_run(command, tmp_path, torch):
     planted.write_text(f"#!/bin/sh\ntouch {tmp_path / 'owned'}\n")
     planted.chmod(0o755)
     python = os.path.dirname(sys.executable)
-    for path in (f"{python}:/usr/bin:/bin", f".:{python}:/usr/bin:/bin", f":{python}:/bin"):
+    usual = f"{python}:/usr/bin:/bin"
+    for path, modules in ((usual, None), (f".:{usual}", None), (f":{usual}", None),
+                          (usual, "."), (usual, ":/nonexistent"), (usual, "/nonexistent:")):
+        environment = {**os.environ, "PATH": path, **({"PYTHONPATH": modules} if modules else {})}
         done = subprocess.run([command, "convert", "pytorch_model.bin", "out"], cwd=folder,
-                              env={**os.environ, "PATH": path}, text=True, capture_output=True,
-                              timeout=120)
+                              env=environment, text=True, capture_output=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "owned").exists()
         (folder / "out").unlink()

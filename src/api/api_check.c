@@ -19,10 +19,15 @@ fst_status fsti_api_copy_struct(void *target, size_t size, const void *source, s
     return FST_OK;
 }
 
-fst_status fsti_api_give_struct(void *target, size_t size, const void *full, size_t full_size,
-                                fst_error *error) {
+fst_status fsti_api_check_size(size_t size, fst_error *error) {
     API_REQUIRE(size >= sizeof(size_t) && size <= STRUCT_BYTES_MAX, error,
                 "struct_size %zu is not the size of the struct", size);
+    return FST_OK;
+}
+
+fst_status fsti_api_give_struct(void *target, size_t size, const void *full, size_t full_size,
+                                fst_error *error) {
+    FST_TRY(fsti_api_check_size(size, error));
     memset(target, 0, size);
     memcpy(target, full, size < full_size ? size : full_size);
     memcpy(target, &size, sizeof size);

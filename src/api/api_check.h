@@ -16,6 +16,8 @@
 fst_status fsti_api_copy_struct(void *target, size_t size, const void *source, size_t source_size,
                                 fst_error *error);
 
+/// Whether a caller's struct_size is one.
+fst_status fsti_api_check_size(size_t size, fst_error *error);
 /// Gives `full` (this version's, of `full_size` bytes) to a caller whose struct has `size` bytes:
 /// cut, or with zeros for fields that this version lacks. Sets struct_size back to the caller's.
 fst_status fsti_api_give_struct(void *target, size_t size, const void *full, size_t full_size,

@@ -26,7 +26,8 @@ fst_status fst_model_open(const char *path, const fst_open_options *options, fst
     return fsti_model_open(path, flags, out, error);
 }
 
-static fst_status check_source(const fst_source *source, fst_error *error) {
+static fst_status check_source(const fst_source *source, fst_model **out, fst_error *error) {
+    API_REQUIRE(out != NULL, error, "out is NULL");
     API_REQUIRE(source->data == NULL || source->read == NULL, error,
                 "a source is data or a function, not both");
     API_REQUIRE(source->size_bytes <= INT64_MAX, error, "a source of %llu bytes",
@@ -40,11 +41,10 @@ fst_status fst_model_open_source(const fst_source *source, const fst_open_option
                                  fst_model **out, fst_error *error) {
     uint32_t flags = 0;
     fst_source known = FST_STRUCT_INIT(fst_source);
-    API_REQUIRE(out != NULL, error, "out is NULL");
-    *out = NULL;
+    if (out != NULL) *out = NULL;
     API_REQUIRE(source != NULL, error, "source is NULL");
     FST_TRY(fsti_api_copy_struct(&known, sizeof known, source, source->struct_size, error));
-    fst_status status = check_source(&known, error);
+    fst_status status = check_source(&known, out, error);
     if (status == FST_OK) status = read_options(options, &flags, error);
     if (status == FST_OK) return fsti_model_open_source(&known, flags, out, error);
     if (known.release != NULL) known.release(known.context);

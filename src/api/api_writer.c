@@ -86,6 +86,8 @@ static fst_status copy_tensors(save_request *request, const fst_save_tensor *ten
         API_REQUIRE(tensor.name != NULL, error, "tensor %zu has no name", i);
         API_REQUIRE((unsigned)tensor.dtype < FST_DTYPE_COUNT, error, "tensor %zu: unknown dtype %d",
                     i, (int)tensor.dtype);
+        API_REQUIRE((unsigned)tensor.device.kind < FST_DEVICE_KIND_COUNT, error,
+                    "tensor %zu: unknown kind of device %d", i, (int)tensor.device.kind);
         API_REQUIRE(tensor.shape != NULL || tensor.rank == 0, error, "tensor %zu has no shape", i);
         API_REQUIRE(tensor.file_index < file_count, error, "tensor %zu: file %u of %u", i,
                     tensor.file_index, file_count);
@@ -172,8 +174,7 @@ fst_status fst_save(const char *path, const fst_save_tensor *tensors, size_t ten
                     const fst_save_options *options, fst_save_stats *stats, fst_error *error) {
     fst_writer *writer;
     // Before anything is replaced: from then on nothing may fail.
-    API_REQUIRE(stats == NULL || stats->struct_size >= sizeof(size_t), error,
-                "struct_size of the statistics is not set");
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
     FST_TRY(fst_writer_open(path, tensors, tensor_count, options, &writer, error));
     fst_status status = fst_writer_commit(writer, error);
     if (status == FST_OK && stats != NULL) status = fst_writer_stats_get(writer, stats, error);

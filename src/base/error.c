@@ -40,10 +40,22 @@ __attribute__((format(printf, 3, 4))) static void append_text(char *text, size_t
     va_end(arguments);
 }
 
+/// Bytes of the character of UTF-8 that begins here; 0: none does.
+static size_t character_bytes(const unsigned char *at) {
+    size_t size = at[0] < 0x80 ? 1 : at[0] < 0xc2 ? 0 : at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : 4;
+    if (at[0] > 0xf4) return 0;
+    for (size_t i = 1; i < size; i++)
+        if ((at[i] & 0xc0) != 0x80) return 0;
+    return size;
+}
+
 void fsti_text_make_printable(char *text) {
-    for (unsigned char *at = (unsigned char *)text; *at != '\0'; at++) {
-        if (*at < 0x20 || *at == 0x7f) *at = '?';
-        if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) at[0] = at[1] = '?';
+    for (unsigned char *at = (unsigned char *)text; *at != '\0';) {
+        size_t size = character_bytes(at);
+        bool is_c1 = size == 2 && at[0] == 0xc2 && at[1] < 0xa0;
+        if (is_c1) at[1] = '?';
+        if (is_c1 || size == 0 || *at < 0x20 || *at == 0x7f) *at = '?';
+        at += size == 0 ? 1 : size;
     }
 }
 

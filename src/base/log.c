@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The log of decisions: to the program's callback, or to nobody.
+#include <sched.h>
 #include <stdio.h>
 
 #include "base.h"
@@ -8,6 +9,9 @@
 /// A reader gives up after so many meetings with a change: a line is lost, nobody hangs, not even
 /// in a child that was forked in the middle of one.
 #define READ_TRIES_MAX 1000
+
+/// Likewise who changes it: nobody takes so long for four stores.
+#define CHANGE_TRIES_MAX 100000
 
 /// Where lines go. Written as a whole under `change` (odd while it is being written), read without
 /// a lock: a load must not wait for another one's log.
@@ -20,8 +24,14 @@ static struct {
 
 void fsti_log_set(fst_log_callback callback, void *context, fst_log_level level) {
     unsigned change = atomic_load(&target.change);
-    while (change % 2 != 0 || !atomic_compare_exchange_weak(&target.change, &change, change + 1))
+    // An odd number that stays is of a thread that this process was forked without.
+    for (unsigned tries = 0; tries < CHANGE_TRIES_MAX; tries++) {
+        if (change % 2 == 0 && atomic_compare_exchange_weak(&target.change, &change, change + 1))
+            break;
+        sched_yield();
         change = atomic_load(&target.change);
+    }
+    change &= ~1u;
     atomic_store(&target.callback, callback);
     atomic_store(&target.context, context);
     atomic_store(&target.level, (int)level);

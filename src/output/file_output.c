@@ -72,12 +72,17 @@ static mode_t narrow_mode(mode_t mode, bool has_owner, bool has_group) {
     return has_owner && has_group ? mode : bits;
 }
 
-/// Takes over the old file's access list, if it has one. False where that can't be done.
-static bool copy_access_list(const char *from, int to) {
+/// Takes over the old file's access list, if it has one and it may be kept; one that the folder
+/// gives to new files goes. False where somebody may have been shut out by a list that is lost, or
+/// be let in by one that stays: then the mode must shut out everybody but the owner.
+static bool copy_access_list(const char *from, int to, bool may_keep) {
     char list[4096];
     ssize_t size = getxattr(from, ACCESS_LIST, list, sizeof list);
-    if (size < 0) return errno == ENODATA || errno == ENOTSUP || errno == ENOENT;
-    return fsetxattr(to, ACCESS_LIST, list, (size_t)size, 0) == 0;
+    bool had_list = size >= 0 || (errno != ENODATA && errno != ENOTSUP && errno != ENOENT);
+    if (size >= 0 && may_keep && fsetxattr(to, ACCESS_LIST, list, (size_t)size, 0) == 0)
+        return true;
+    bool is_clean = fremovexattr(to, ACCESS_LIST) == 0 || errno == ENODATA || errno == ENOTSUP;
+    return is_clean && !had_list;
 }
 
 /// The owner, permissions and access list that the old file has, as far as they can be kept.
@@ -94,10 +99,11 @@ static fst_status keep_permissions(const fsti_output *output, fst_error *error) 
     bool has_group = has_owner || fchown(output->fd, (uid_t)-1, target->group) == 0;
     if (fstat(output->fd, &own) != 0)
         return fsti_error_errno(error, errno, target->path, "looking at the new file");
-    mode_t mode = narrow_mode(target->mode, own.st_uid == target->owner,
-                              has_group || own.st_gid == target->group);
-    if (fchmod(output->fd, mode & ~(mode_t)070) != 0 || // the list's mask takes the group's place
-        (copy_access_list(target->path, output->fd) && fchmod(output->fd, mode) != 0))
+    has_owner = own.st_uid == target->owner;
+    has_group = has_group || own.st_gid == target->group;
+    mode_t mode = narrow_mode(target->mode, has_owner, has_group);
+    if (!copy_access_list(target->path, output->fd, has_owner && has_group)) mode &= 0700;
+    if (fchmod(output->fd, mode) != 0)
         return fsti_error_errno(error, errno, target->path, "keeping the permissions");
     return FST_OK;
 }

@@ -119,6 +119,19 @@ fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *e
     return FST_OK;
 }
 
+/// Whether a sticky folder lets nobody but others take the file's name away: a second name could
+/// not be removed again, and nothing put in place.
+static bool is_stuck(const char *path) {
+    struct stat folder, file;
+    size_t size = (size_t)(fsti_path_name(path) - path);
+    char *name = size == 0 ? fsti_string_copy(".", 1) : fsti_string_copy(path, size);
+    bool stuck = name != NULL && stat(name, &folder) == 0 && lstat(path, &file) == 0 &&
+                 (folder.st_mode & S_ISVTX) != 0 && geteuid() != 0 && folder.st_uid != geteuid() &&
+                 file.st_uid != geteuid();
+    fsti_free(name);
+    return stuck;
+}
+
 fst_status fsti_path_keep(const char *path, char **kept, fst_error *error) {
     const char *name = fsti_path_name(path);
     char *folder =
@@ -126,11 +139,13 @@ fst_status fsti_path_keep(const char *path, char **kept, fst_error *error) {
     *kept = folder == NULL ? NULL : fsti_hidden_path(folder, path);
     fsti_free(folder);
     if (*kept == NULL) return fsti_error_memory(error, strlen(path));
-    if (link(path, *kept) == 0) return FST_OK;
-    int failure = errno;
+    int failure = is_stuck(path) ? EPERM : 0;
+    if (failure == 0 && link(path, *kept) == 0) return FST_OK;
+    bool refused = failure != 0;
+    failure = refused ? failure : errno;
     fsti_free(*kept);
     *kept = NULL;
-    if (failure == ENOENT || has_no_links(failure)) return FST_OK;
+    if (!refused && (failure == ENOENT || has_no_links(failure))) return FST_OK;
     return fsti_error_errno(error, failure, path, "keeping what is there");
 }
 

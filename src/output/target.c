@@ -54,6 +54,13 @@ static fst_status follow_links(char **path, fst_error *error) {
     }
 }
 
+static void note_rights(fsti_target *target, const struct stat *info) {
+    target->exists = true;
+    target->mode = info->st_mode & 07777;
+    target->owner = info->st_uid;
+    target->group = info->st_gid;
+}
+
 static fst_status look_at(fsti_target *target, fst_error *error) {
     struct stat info;
     fsti_error_place place = FSTI_NOWHERE;
@@ -71,10 +78,7 @@ static fst_status look_at(fsti_target *target, fst_error *error) {
                               S_ISDIR(info.st_mode) ? "a folder" : "a device or FIFO");
     if (faccessat(AT_FDCWD, target->path, W_OK, AT_EACCESS) != 0)
         return fsti_error_errno(error, errno, target->path, "writing to the existing file");
-    target->exists = true;
-    target->mode = info.st_mode & 07777;
-    target->owner = info.st_uid;
-    target->group = info.st_gid;
+    note_rights(target, &info);
     return FST_OK;
 }
 
@@ -86,6 +90,8 @@ fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst
     fst_status status = follow ? follow_links(&out->path, error) : FST_OK;
     bool is_link = !follow && lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
     if (status == FST_OK && !is_link) status = look_at(out, error);
+    // Who could not read what the link led to can't read what takes its place.
+    if (is_link && stat(path, &info) == 0 && S_ISREG(info.st_mode)) note_rights(out, &info);
     if (status == FST_OK && (out->folder = folder_of(out->path)) == NULL)
         status = fsti_error_memory(error, strlen(path));
     if (status != FST_OK) fsti_target_clear(out);

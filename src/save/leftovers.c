@@ -43,8 +43,6 @@ bool fsti_save_is_index(const char *name, size_t size, const char *stem) {
     return has_stem(&name, &size, stem) && is_text(name, size, ".safetensors.index.json");
 }
 
-// ---- the next save of the same target ----
-
 /// Whether a hidden file is of this writer's targets.
 static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
     const char *base = leftover->base;
@@ -56,22 +54,7 @@ static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
            fsti_save_is_index(base, size, writer->stem);
 }
 
-static void sweep_one(void *context, const fsti_leftover *leftover) {
-    fst_writer *writer = context;
-    if (leftover->has_owner || !is_own(writer, leftover)) return;
-    if (unlinkat(leftover->folder, leftover->name, 0) != 0) return;
-    writer->leftover_count++;
-    fsti_log(FST_LOG_INFO, "removed %s, which a killed save had left behind", leftover->name);
-}
-
-void fsti_writer_sweep(fst_writer *writer) {
-    const char *folder = writer->folder != NULL ? writer->folder : writer->files[0].target.folder;
-    // The save is done: what can't be swept stays.
-    if (fsti_leftovers_visit(folder, sweep_one, writer, NULL) != FST_OK)
-        fsti_log(FST_LOG_WARNING, "%s could not be searched for leftovers", folder);
-}
-
-// ---- asked for by the user ----
+// ---- what an index leads to ----
 
 #define INDEX_BYTES_MAX ((uint64_t)1 << 30)
 
@@ -142,6 +125,41 @@ static bool is_used(const used_names *used, const char *name) {
     return false;
 }
 
+static void clear_used(used_names *used) {
+    for (size_t i = 0; i < used->count; i++) fsti_index_clear(&used->indexes[i]);
+    fsti_free(used->indexes);
+}
+
+// ---- the next save of the same target ----
+
+typedef struct leftover_sweep {
+    fst_writer *writer;
+    used_names used;
+    bool has_read, is_known; ///< the indexes: read when there is something to remove
+} leftover_sweep;
+
+static void sweep_one(void *context, const fsti_leftover *leftover) {
+    leftover_sweep *sweep = context;
+    if (leftover->has_owner || !is_own(sweep->writer, leftover)) return;
+    if (!sweep->has_read) sweep->is_known = read_indexes(&sweep->used, NULL) == FST_OK;
+    sweep->has_read = true;
+    if (!sweep->is_known || is_used(&sweep->used, leftover->name)) return;
+    if (unlinkat(leftover->folder, leftover->name, 0) != 0) return;
+    sweep->writer->leftover_count++;
+    fsti_log(FST_LOG_INFO, "removed %s, which a killed save had left behind", leftover->name);
+}
+
+void fsti_writer_sweep(fst_writer *writer) {
+    leftover_sweep sweep = {.writer = writer};
+    sweep.used.folder = writer->folder != NULL ? writer->folder : writer->files[0].target.folder;
+    // The save is done: what can't be swept stays.
+    if (fsti_leftovers_visit(sweep.used.folder, sweep_one, &sweep, NULL) != FST_OK)
+        fsti_log(FST_LOG_WARNING, "%s could not be searched for leftovers", sweep.used.folder);
+    clear_used(&sweep.used);
+}
+
+// ---- asked for by the user ----
+
 /// A walk over the leftovers of a folder, or of one file in it.
 typedef struct leftover_walk {
     used_names used;
@@ -181,8 +199,7 @@ static fst_status walk_leftovers(const char *path, leftover_walk *walk, fst_erro
     if (status == FST_OK) status = read_indexes(&walk->used, error);
     if (status == FST_OK) status = fsti_leftovers_visit(walk->used.folder, walk_one, walk, error);
     fsti_folder_unlock(lock);
-    for (size_t i = 0; i < walk->used.count; i++) fsti_index_clear(&walk->used.indexes[i]);
-    fsti_free(walk->used.indexes);
+    clear_used(&walk->used);
     fsti_target_clear(&target);
     return status;
 }

@@ -4,12 +4,10 @@
 /// one, whole:
 ///
 ///   one file            it comes into place
-///   one, where an       it comes into place, then an index that leads to it; files of the set go;
-///   index was           the index goes
 ///   a set, where        an index of files that are not there yet comes into place, then they do:
 ///   nothing was         until the last of them, opening says which are missing
 ///   a set, or one file  files get hidden names; an index that leads to these comes into place, and
-///   where shards were   the new model with it; they get their own names as well, an index that
+///   where a set was     the new model with it; they get their own names as well, an index that
 ///                       leads to those comes into place; hidden names and old files go
 #include <dirent.h>
 #include <errno.h>
@@ -155,6 +153,7 @@ static fst_status add_sync(fst_writer *writer, const char *folder, fst_error *er
     return fsti_journal_add_path(&writer->journal, STEP_SYNC, folder, error);
 }
 
+/// One file that no index leads to.
 static fst_status plan_file(fst_writer *writer, fst_error *error) {
     FST_TRY(add_files(writer, STEP_PLACE, error));
     FST_TRY(add_sync(writer, writer->files[0].target.folder, error));
@@ -165,22 +164,6 @@ static fst_status plan_file(fst_writer *writer, fst_error *error) {
 static fst_status add_removal_of_index(fst_writer *writer, fst_error *error) {
     return fsti_journal_add_path(&writer->journal, STEP_REMOVE_LAST, writer->index_target.path,
                                  error);
-}
-
-/// One file in a folder without shards that nobody's index leads to.
-static fst_status plan_single(fst_writer *writer, const folder_scene *scene, fst_error *error) {
-    save_journal *journal = &writer->journal;
-    FST_TRY(add_files(writer, STEP_PLACE, error));
-    if (scene->has_index) {
-        FST_TRY(make_index(writer, false, &writer->final_index, error));
-        FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
-    }
-    FST_TRY(add_sync(writer, writer->folder, error));
-    fsti_journal_turn(journal);
-    if (!scene->has_index) return FST_OK;
-    FST_TRY(add_removals(writer, false, error));
-    FST_TRY(add_removal_of_index(writer, error));
-    return add_sync(writer, writer->folder, error);
 }
 
 static fst_status plan_first_set(fst_writer *writer, fst_error *error) {
@@ -215,8 +198,8 @@ static fst_status plan(fst_writer *writer, fst_error *error) {
     folder_scene scene;
     if (writer->folder == NULL) return plan_file(writer, error);
     FST_TRY(look_at_folder(writer, &scene, error));
-    if (writer->file_count == 1 && (scene.has_index || !scene.has_shards))
-        return plan_single(writer, &scene, error);
+    if (writer->file_count == 1 && !scene.has_index && !scene.has_shards)
+        return plan_file(writer, error);
     return scene.is_empty ? plan_first_set(writer, error) : plan_next_set(writer, error);
 }
 

@@ -163,11 +163,11 @@ fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, 
     FST_TRY(fsti_writer_check_open(writer, error));
     if (tensor->data != NULL)
         return fsti_writer_refuse(tensor, error, "the tensor came with its data");
+    FST_TRY(fsti_output_map(writer->files[tensor->file].output, &mapping, error));
+    // Claimed when there is something to fill. One call at a time besides writes, which look at it.
     if (!tensor->is_mapped)
         FST_TRY(claim(writer, tensor, (byte_range){0, tensor->size_bytes}, error));
-    // Only one call at a time besides writes, which look at the claim.
     tensor->is_mapped = true;
-    FST_TRY(fsti_output_map(writer->files[tensor->file].output, &mapping, error));
     *out = mapping + tensor->offset;
     return FST_OK;
 }

@@ -6,8 +6,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -68,6 +70,30 @@ TEST(statistics_without_a_size_are_refused_before_anything_is_replaced)
     fst_save_stats stats = {0};
     CHECK_INT(fst_save(path, &tensor, 1, NULL, &stats, NULL), FST_E_ARGUMENT);
     CHECK(save_file_holds("stats", "old", 3));
+    stats.struct_size = 100000;
+    CHECK_INT(fst_save(path, &tensor, 1, NULL, &stats, NULL), FST_E_ARGUMENT);
+    CHECK(save_file_holds("stats", "old", 3));
+}
+
+TEST(a_mapping_that_fails_brings_no_bytes)
+{
+    if (CHECK_ROUNDS(5) != 5) SKIP("sanitizers need the address space");
+    struct rlimit before, limit;
+    const uint64_t shape[] = {(uint64_t)256 << 20};
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape, NULL);
+    fst_writer *writer;
+    void *memory;
+    CHECK_INT(getrlimit(RLIMIT_AS, &before), 0);
+    CHECK_INT(fst_writer_open(fixture_path("unmapped"), &tensor, 1, NULL, &writer, NULL), FST_OK);
+    limit = before;
+    limit.rlim_cur = (rlim_t)64 << 20;
+    CHECK_INT(setrlimit(RLIMIT_AS, &limit), 0);
+    fst_status status = fst_writer_map(writer, 0, &memory, NULL);
+    CHECK_INT(setrlimit(RLIMIT_AS, &before), 0);
+    fst_status finished = fst_writer_finish(writer, NULL);
+    fst_writer_close(writer);
+    if (status == FST_OK) SKIP("address space is not limited here");
+    CHECK_INT(finished, FST_E_ARGUMENT);
 }
 
 TEST(statistics_of_a_newer_header_are_zero_behind_what_is_known)
@@ -264,6 +290,43 @@ TEST(nobody_gets_more_rights_than_the_old_file_gave)
     }
 }
 
+/// An access list as the kernel has it: version 2, then (tag, rights, id) each.
+typedef struct access_list {
+    uint32_t version;
+    struct {
+        uint16_t tag, rights;
+        uint32_t id;
+    } entries[5];
+} access_list;
+
+TEST(a_folders_access_list_for_new_files_hands_out_nothing)
+{
+    // user::rwx, user:1001:rwx, group::r-x, mask::rwx, other::---
+    static const access_list list = {2,
+                                     {{1, 7, UINT32_MAX},
+                                      {2, 7, 1001},
+                                      {4, 5, UINT32_MAX},
+                                      {16, 7, UINT32_MAX},
+                                      {32, 0, UINT32_MAX}}};
+    char found[256];
+    struct stat info;
+    CHECK_INT(mkdir(fixture_path("list"), 0700), 0);
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    const char *path = fixture_file("list/file", "old", 3);
+    CHECK_INT(chmod(path, 0640), 0);
+    if (setxattr(fixture_path("list"), "system.posix_acl_default", &list, sizeof list, 0) != 0)
+        SKIP("the file system has no access lists");
+    CHECK_INT(fst_save(path, &tensor, 1, NULL, NULL, NULL), FST_OK);
+    CHECK(getxattr(path, "system.posix_acl_access", found, sizeof found) < 0);
+    CHECK_INT(stat(path, &info), 0);
+    CHECK_INT(info.st_mode & 07777, 0640);
+    // One of the file's own is kept.
+    CHECK_INT(setxattr(path, "system.posix_acl_access", &list, sizeof list, 0), 0);
+    CHECK_INT(fst_save(path, &tensor, 1, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(getxattr(path, "system.posix_acl_access", found, sizeof found), sizeof list);
+    CHECK(memcmp(found, &list, sizeof list) == 0);
+}
+
 // ---- what killed saves leave ----
 
 static void count_leftover(void *context, const fst_leftover *leftover) {
@@ -327,6 +390,11 @@ TEST(what_an_index_leads_to_is_in_use)
     CHECK_INT(fst_leftovers_remove(fixture_path("used"), &count, NULL, NULL), FST_OK);
     CHECK_INT(count, 0);
     fst_model *model;
+    // Nor does a save of a file of that name remove it.
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
+    CHECK_INT(fst_save(fixture_path("used/model-00001-of-00001.safetensors"), &tensor, 1, NULL,
+                       NULL, NULL),
+              FST_OK);
     CHECK_INT(fst_model_open(fixture_path("used"), NULL, &model, NULL), FST_OK);
     fst_model_close(model);
 }

@@ -116,6 +116,17 @@ typedef struct save_kind {
 
 static void drop_index(void) { unlink(at("set/model.safetensors.index.json")); }
 
+static void add_index(void) {
+    // A repository of one file, with an index that names it.
+    static const char index[] =
+        "{\"weight_map\":{\"a\":\"model.safetensors\",\"b\":\"model.safetensors\","
+        "\"c\":\"model.safetensors\",\"d\":\"model.safetensors\"}}";
+    FILE *file = fopen(at("set/model.safetensors.index.json"), "we");
+    if (file == NULL) return;
+    fwrite(index, 1, sizeof index - 1, file);
+    fclose(file);
+}
+
 static void add_another(void) {
     // A model of another name without an index: with it, and without the set, the folder is whole.
     drop_index();
@@ -164,6 +175,8 @@ static const save_kind kinds[] = {
     {"a set over a single file", 1, 3, NULL, 4},
     {"a single file over a set", 3, 1, NULL, 1},
     {"a single file over a single file", 1, 1, NULL, 1},
+    {"a single file over one that an index names", 1, 1, add_index, 1},
+    {"a set over a single file that an index names", 1, 3, add_index, 4},
     {"a set over shards without an index", 3, 3, drop_index, 4},
     {"a single file over shards without an index", 3, 1, drop_index, 1},
     {"a set beside a model of another name", 1, 3, add_another, 5},
