@@ -66,8 +66,9 @@ def load_file(
 
     filename: a file, an index, a folder, or a list of files (names must then be unique).
     names, filter: which tensors, all without; nothing else is read, and an unknown name is a
-    SafetensorError that is a KeyError. The tensors of one load may share memory: keeping one of
-    them keeps it all, so ask for what you want rather than drop the rest.
+    SafetensorError that is a KeyError. Neighbours in the file share memory: keeping one keeps up to
+    64 MiB of them (of views the mapping, whose pages the system takes back when it wants them; on
+    a GPU its file), so ask for what you want rather than drop the rest.
     device: where the tensors go, as torch takes it; "meta": shapes and dtypes only. To GPUs
     ("cuda", "cuda:1", 1) bytes go by the library's own pipeline, and the tensors may be used on any
     stream at once.

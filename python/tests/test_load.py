@@ -54,6 +54,30 @@ def test_ring_and_numa_can_be_forced(model, torch):
             core.load(**wrong)
 
 
+def test_one_tensor_keeps_no_more_than_its_neighbours(tmp_path, torch):
+    """Of a load into memory of our own, 64 MiB at most go with a tensor, or the tensor alone."""
+    from fastsafetensors import live_allocation_bytes
+    from fastsafetensors.torch import save_file
+
+    path = tmp_path / "m.safetensors"
+    sizes = [*[16 << 20] * 9, 80 << 20]
+    save_file({f"t{i}": torch.full((size,), i, dtype=torch.uint8) for i, size in enumerate(sizes)},
+              path)
+    before = live_allocation_bytes()
+    tensors = load_file(path, mode="load")
+    whole = live_allocation_bytes() - before
+    assert sum(sizes) <= whole <= sum(sizes) + (len(sizes) * 2 << 20)
+    kept, large = tensors["t3"], tensors["t9"]
+    del tensors
+    gc.collect()
+    assert (96 << 20) < live_allocation_bytes() - before <= (64 + 80 + 4) << 20
+    del large
+    assert live_allocation_bytes() - before <= 66 << 20
+    assert int(kept[0]) == int(kept[-1]) == 3
+    del kept
+    assert live_allocation_bytes() == before
+
+
 def test_path_forms(model, sharded):
     path, tensors = model
     for form in (str(path), path, os.fsencode(path)):

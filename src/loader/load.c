@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/// Batches of a load whose order is the caller's and whose memory is not limited: small enough
-/// that early tensors come early.
-#define ORDERED_BATCH_BYTES ((uint64_t)64 << 20)
+/// Batches of a load whose memory is not limited. Tensors share memory by batches: who keeps one
+/// tensor keeps no more than this, or than the tensor itself where that is larger.
+#define BATCH_BYTES ((uint64_t)64 << 20)
 #define COALESCE_GAP_BYTES ((uint64_t)64 << 10)
 /// A budget is cut into this many batches, so that reading and using overlap.
 #define BATCHES_PER_BUDGET 4u
@@ -76,7 +76,10 @@ static uint64_t batch_limit(const fst_loader *loader) {
     const fst_load_options *options = &loader->options;
     if (options->budget_bytes != 0)
         return options->budget_bytes / BATCHES_PER_BUDGET; // an item above it is a batch alone
-    return options->order == FST_ORDER_REQUEST ? ORDERED_BATCH_BYTES : UINT64_MAX;
+    // Devices and callers give memory in few large pieces: theirs is a batch a file.
+    bool is_ours =
+        loader->mode != FST_MODE_MAP && loader->device == NULL && options->allocator == NULL;
+    return is_ours || options->order == FST_ORDER_REQUEST ? BATCH_BYTES : UINT64_MAX;
 }
 
 static fst_status check_budget(const fst_loader *loader, fst_error *error) {

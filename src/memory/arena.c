@@ -16,7 +16,7 @@
 
 /// Below this an arena of its own would waste most of a huge page.
 #define SMALL_BUFFER_BYTES ((uint64_t)256 << 10)
-#define KEPT_COUNT_MAX 16
+#define KEPT_COUNT_MAX 256
 
 typedef struct kept_arena {
     char *data;
