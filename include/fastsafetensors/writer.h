@@ -123,6 +123,8 @@ typedef struct fst_save_stats {
     /// publishing, could be tidied up (a name that may not be removed, say). A set may then lie
     /// under hidden names that its index leads to; the next save tidies up.
     char warning[256];
+    uint64_t bytes_shared; ///< of fst_header_edit(): blocks of the old file that the new one shares
+    uint64_t bytes_copied; ///< likewise: copied from the old file
 } fst_save_stats;
 
 /// Begins a save: lays the file or files out, makes them under hidden names beside the target and
@@ -183,6 +185,47 @@ FST_API FST_NODISCARD fst_status fst_writer_stats_get(const fst_writer *writer,
 FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tensor *tensors,
                                           size_t tensor_count, const fst_save_options *options,
                                           fst_save_stats *stats, fst_error *error);
+
+/// A new name of a tensor. Sizes may be SIZE_MAX: NUL-terminated.
+typedef struct fst_tensor_rename {
+    const char *from;
+    size_t from_size;
+    const char *to;
+    size_t to_size;
+    uintptr_t reserved[2]; ///< 0
+} fst_tensor_rename;
+
+/// What to change in a file's header. Everything but struct_size may be zero.
+typedef struct fst_edit_options {
+    size_t struct_size; ///< sizeof(fst_edit_options)
+    fst_save_promise promise;
+    int clear_metadata;                 ///< 1: entries that are not set here go
+    const fst_metadata_entry *metadata; ///< entries to set; one whose value is NULL goes
+    size_t metadata_count;
+    const fst_tensor_rename *renames; ///< taken at once: two tensors may exchange their names
+    size_t rename_count;
+    /// Called as bytes are copied, from the calling thread; non-zero cancels.
+    fst_progress_callback progress;
+    void *progress_context;
+} fst_edit_options;
+
+/// Changes metadata and names of tensors of the file `path`, without loading a tensor. The edited
+/// file comes to `target` or, if that is NULL, takes the place of the old one; a symbolic link is
+/// followed. It is published as every save is: at every instant the old file is there or the new
+/// one, whole, and permissions are kept.
+///
+/// What that costs: where the file system shares blocks between files (btrfs, XFS, bcachefs, ZFS,
+/// NFS 4.2, ..) only the header is written, whatever the file's size: the header grows and shrinks
+/// by whole blocks. Elsewhere (ext4, tmpfs, and from one file system to another) the kernel copies
+/// the tensors' bytes: the time and the free space of a copy, but no memory. `stats` (may be NULL)
+/// tells: bytes_shared, bytes_copied, and `engine` "shared", "kernel" or "buffered".
+///
+/// A name that no tensor has is FST_E_TENSOR_NOT_FOUND. FST_E_ARGUMENT: `path` is a set of files
+/// (edit one of them), or a tensor would change its name although an index leads to the file.
+/// FST_E_FILE_CHANGED: somebody else has replaced or written to the file meanwhile.
+FST_API FST_NODISCARD fst_status fst_header_edit(const char *path, const char *target,
+                                                 const fst_edit_options *options,
+                                                 fst_save_stats *stats, fst_error *error);
 
 /// A hidden file that a save has made: ".NAME.<16 hex digits>.tmp".
 typedef struct fst_leftover {

@@ -182,6 +182,66 @@ fst_status fst_save(const char *path, const fst_save_tensor *tensors, size_t ten
     return status;
 }
 
+/// Gives entries their sizes. A value may be NULL: the key goes.
+static fst_status copy_changes(fst_edit_options *options, fst_metadata_entry *metadata,
+                               fst_tensor_rename *renames, fst_error *error) {
+    for (size_t i = 0; i < options->metadata_count; i++) {
+        metadata[i] = options->metadata[i];
+        API_REQUIRE(metadata[i].key != NULL, error, "metadata entry %zu lacks its key", i);
+        API_REQUIRE(API_ALL_ZERO(metadata[i].reserved), error,
+                    "reserved words of metadata entry %zu are not zero", i);
+        if (metadata[i].key_size == SIZE_MAX) metadata[i].key_size = strlen(metadata[i].key);
+        if (metadata[i].value != NULL && metadata[i].value_size == SIZE_MAX)
+            metadata[i].value_size = strlen(metadata[i].value);
+    }
+    for (size_t i = 0; i < options->rename_count; i++) {
+        renames[i] = options->renames[i];
+        API_REQUIRE(renames[i].from != NULL && renames[i].to != NULL, error,
+                    "rename %zu lacks a name", i);
+        API_REQUIRE(API_ALL_ZERO(renames[i].reserved), error,
+                    "reserved words of rename %zu are not zero", i);
+        if (renames[i].from_size == SIZE_MAX) renames[i].from_size = strlen(renames[i].from);
+        if (renames[i].to_size == SIZE_MAX) renames[i].to_size = strlen(renames[i].to);
+    }
+    options->metadata = metadata;
+    options->renames = renames;
+    return FST_OK;
+}
+
+static fst_status check_edit(const fst_edit_options *options, fst_error *error) {
+    API_REQUIRE((unsigned)options->promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
+                (int)options->promise);
+    API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
+                "metadata is NULL");
+    API_REQUIRE(options->renames != NULL || options->rename_count == 0, error, "renames is NULL");
+    API_REQUIRE(options->metadata_count < INT32_MAX && options->rename_count < INT32_MAX, error,
+                "too many changes");
+    return FST_OK;
+}
+
+fst_status fst_header_edit(const char *path, const char *target, const fst_edit_options *options,
+                           fst_save_stats *stats, fst_error *error) {
+    fst_edit_options own = {.struct_size = sizeof own};
+    fst_save_stats full = {.struct_size = sizeof full};
+    API_REQUIRE(path != NULL, error, "path is NULL");
+    // Before anything is replaced: from then on nothing may fail.
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&own, sizeof own, options, options->struct_size, error));
+    FST_TRY(check_edit(&own, error));
+    fst_metadata_entry *metadata = fsti_alloc((own.metadata_count + 1) * sizeof *metadata);
+    fst_tensor_rename *renames = fsti_alloc((own.rename_count + 1) * sizeof *renames);
+    fst_status status = FST_OK;
+    if (metadata == NULL || renames == NULL)
+        status = fsti_error_memory(error, own.metadata_count * sizeof *metadata);
+    if (status == FST_OK) status = copy_changes(&own, metadata, renames, error);
+    if (status == FST_OK) status = fsti_header_edit(path, target, &own, &full, error);
+    fsti_free(metadata);
+    fsti_free(renames);
+    if (status != FST_OK || stats == NULL) return status;
+    return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
+}
+
 fst_status fst_shards_assign(const fst_shard_item *items, size_t item_count,
                              uint64_t file_bytes_max, uint32_t *file_of, uint32_t *file_count,
                              fst_error *error) {

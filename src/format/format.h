@@ -138,6 +138,9 @@ typedef struct fsti_header_draft {
 fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t *size_bytes,
                              fst_error *error);
 
+/// Writes the length field: `json_bytes`, little-endian.
+void fsti_header_put_length(char *field, uint64_t json_bytes);
+
 /// An index as Hugging Face's libraries write it: keys sorted, indented by two, ASCII only.
 /// `names` (NUL-free JSON text is made of any UTF-8) and `files` belong together, one each tensor.
 typedef struct fsti_index_row {

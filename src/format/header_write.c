@@ -52,6 +52,11 @@ static void put_header(text_out *text, const fsti_header_draft *draft) {
     fsti_text_put(text, "}", 1);
 }
 
+void fsti_header_put_length(char *field, uint64_t json_bytes) {
+    for (unsigned i = 0; i < FSTI_FORMAT_LENGTH_BYTES; i++)
+        field[i] = (char)(json_bytes >> (8 * i) & 0xff);
+}
+
 fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t *size_bytes,
                              fst_error *error) {
     text_out text = {0};
@@ -72,8 +77,7 @@ fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t 
                               "%u: save in several files",
                               (unsigned long long)json_bytes, FSTI_FORMAT_HEADER_BYTES_MAX);
     }
-    for (unsigned i = 0; i < FSTI_FORMAT_LENGTH_BYTES; i++)
-        text.bytes[i] = (char)(json_bytes >> (8 * i) & 0xff);
+    fsti_header_put_length(text.bytes, json_bytes);
     *out = text.bytes;
     *size_bytes = text.size;
     return FST_OK;

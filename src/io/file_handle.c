@@ -95,6 +95,8 @@ uint64_t fsti_file_size(const fsti_file *file) { return file->size_bytes; }
 
 uint64_t fsti_file_device(const fsti_file *file) { return file->device; }
 
+int fsti_file_descriptor(const fsti_file *file) { return file->fd; }
+
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
                           fst_error *error) {
     *got = 0;

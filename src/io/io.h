@@ -130,6 +130,8 @@ bool fsti_io_guarded(void (*work)(void *context), void *context, const void *beg
 
 /// Opens the file behind a descriptor once more, past the page cache; -1 and why not.
 int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size);
+/// The descriptor of a file that was opened by its path, to copy from; else -1.
+int fsti_file_descriptor(const fsti_file *file);
 /// Gives a finished read or write to the test hook, if there is one.
 void fsti_io_finish(fsti_io_op *op);
 /// Whether a test pretends that this is missing.

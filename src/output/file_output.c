@@ -134,13 +134,24 @@ static uint64_t free_bytes(int fd) {
     return fsti_mul(info.f_bavail, info.f_frsize, &bytes) ? bytes : UINT64_MAX;
 }
 
+fst_status fsti_output_check_limit(const fsti_output *output, uint64_t size_bytes,
+                                   fst_error *error) {
+    struct rlimit limit;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = output->target.path;
+    place.os_errno = EFBIG;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        size_bytes <= limit.rlim_cur)
+        return FST_OK;
+    return fsti_error_set(error, FST_E_NO_SPACE, place,
+                          "the file would have %" PRIu64 " bytes, this process may write files of "
+                          "%" PRIu64 " at most (ulimit -f)",
+                          size_bytes, (uint64_t)limit.rlim_cur);
+}
+
 /// Reserves the space, or at least looks whether it is there.
 static fst_status reserve_space(fsti_output *output, fst_error *error) {
-    struct rlimit limit;
-    // Beyond the limit the kernel sends a signal that ends programs.
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        output->size_bytes > limit.rlim_cur)
-        return no_space(output, limit.rlim_cur, error);
+    FST_TRY(fsti_output_check_limit(output, output->size_bytes, error));
     int failure = output->size_bytes > 0 ? EINTR : 0;
     // On tmpfs an interrupted call is undone: with a fast timer it would never end.
     for (unsigned tries = 0; failure == EINTR && tries < RESERVE_TRIES_MAX; tries++)
@@ -162,6 +173,11 @@ static fst_status copy_target(const fsti_target *from, fsti_target *to, fst_erro
     if (to->folder != NULL && to->path != NULL) return FST_OK;
     fsti_target_clear(to);
     return fsti_error_memory(error, strlen(from->path));
+}
+
+fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error) {
+    output->size_bytes = size_bytes;
+    return reserve_space(output, error);
 }
 
 fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool durable,

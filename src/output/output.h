@@ -34,6 +34,8 @@ const char *fsti_path_name(const char *path);
 /// than in the middle. `durable`: its writes are pushed to the device early.
 fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool durable,
                             fsti_output **out, fst_error *error);
+/// Makes room for so many bytes in all, as opening does.
+fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);
 /// Drops the output and its hidden name. NULL is allowed.
 void fsti_output_close(fsti_output *output);
 /// Drops the output; the hidden name, if it has one, is left as it is: somebody leads to it, or it
@@ -51,6 +53,27 @@ uint32_t fsti_output_memory_alignment(const fsti_output *output);
 /// Writes through the page cache. From any thread.
 fst_status fsti_output_write(fsti_output *output, const void *data, size_t size, uint64_t offset,
                              fst_error *error);
+/// Told of bytes that were copied; anything but FST_OK ends the copy.
+typedef fst_status (*fsti_copy_report)(void *context, uint64_t size_bytes, fst_error *error);
+
+/// What a copy is to be, and was.
+typedef struct fsti_copy {
+    struct fsti_file *source; ///< opened by its path
+    uint64_t source_begin;    ///< what is there up to the source's end ..
+    uint64_t begin; ///< .. comes here; agreeing modulo FSTI_OUTPUT_BLOCK_BYTES it can be shared
+    fsti_copy_report report;
+    void *context;
+    uint64_t bytes_shared, bytes_copied, call_count;
+    const char *engine; ///< "shared", "kernel", "buffered"
+    char reason[128];
+} fsti_copy;
+
+/// Blocks of files that share them begin at multiples of this.
+#define FSTI_OUTPUT_BLOCK_BYTES 4096u
+
+/// Brings the rest of another file: shared where the file system does that, else copied by the
+/// kernel, else through memory. Reserves what it needs.
+fst_status fsti_output_copy(fsti_output *output, fsti_copy *copy, fst_error *error);
 /// Shared mapping of the whole file; it goes with fsti_output_unmap() or the output.
 fst_status fsti_output_map(fsti_output *output, char **out, fst_error *error);
 void fsti_output_unmap(fsti_output *output);

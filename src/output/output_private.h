@@ -19,6 +19,11 @@ struct fsti_output {
 /// A new hidden path beside `path`; NULL without memory.
 char *fsti_hidden_path(const char *folder, const char *path);
 
+/// FST_E_NO_SPACE where the process may not make a file so large: the kernel would send a signal
+/// that ends programs.
+fst_status fsti_output_check_limit(const fsti_output *output, uint64_t size_bytes,
+                                   fst_error *error);
+
 /// Makes a file with the hidden path, locked by this process.
 int fsti_hidden_create(const char *hidden);
 

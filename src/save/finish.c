@@ -77,11 +77,16 @@ static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error
 
 static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error *error) {
     save_file *file = &writer->files[file_index];
-    fst_status status = fsti_writer_open_stage(writer, file, error);
-    if (status == FST_OK) status = put_tensors(writer, file_index, error);
-    fst_status closed = fsti_writer_close_stage(writer, file, status == FST_OK ? error : NULL);
-    fsti_output_unmap(file->output);
-    if (status == FST_OK) status = closed;
+    fst_status status = FST_OK;
+    if (writer->origin != NULL) {
+        status = fsti_writer_copy_origin(writer, error);
+    } else {
+        status = fsti_writer_open_stage(writer, file, error);
+        if (status == FST_OK) status = put_tensors(writer, file_index, error);
+        fst_status closed = fsti_writer_close_stage(writer, file, status == FST_OK ? error : NULL);
+        fsti_output_unmap(file->output);
+        if (status == FST_OK) status = closed;
+    }
     if (status != FST_OK || writer->options.promise != FST_SAVE_DURABLE) return status;
     return fsti_writer_sync(writer, file->output, error);
 }
@@ -132,7 +137,7 @@ static fst_status finish_all(fst_writer *writer, fst_error *error) {
 }
 
 static fst_status check_complete(const fst_writer *writer, fst_error *error) {
-    for (size_t i = 0; i < writer->tensor_count; i++) {
+    for (size_t i = 0; i < writer->tensor_count && writer->origin == NULL; i++) {
         const save_tensor *tensor = &writer->tensors[i];
         byte_range gap;
         if (tensor->data != NULL || !fsti_coverage_gap(&tensor->coverage, tensor->size_bytes, &gap))

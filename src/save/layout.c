@@ -244,6 +244,22 @@ fst_status fsti_layout_make(const fst_save_tensor *tensors, size_t tensor_count,
     return write_header(layout, options, error);
 }
 
+fst_status fsti_layout_shift(fst_layout *layout, uint64_t data_begin, uint64_t modulus,
+                             fst_error *error) {
+    uint64_t gap = (data_begin % modulus + modulus - layout->header_bytes % modulus) % modulus;
+    size_t header_bytes = layout->header_bytes + (size_t)gap;
+    if (gap == 0 || header_bytes - FSTI_FORMAT_LENGTH_BYTES > FSTI_FORMAT_HEADER_BYTES_MAX)
+        return FST_OK;
+    char *header = fsti_realloc(layout->header, header_bytes);
+    if (header == NULL) return fsti_error_memory(error, header_bytes);
+    memset(header + layout->header_bytes, ' ', (size_t)gap);
+    fsti_header_put_length(header, header_bytes - FSTI_FORMAT_LENGTH_BYTES);
+    layout->header = header;
+    layout->header_bytes = header_bytes;
+    layout->file_bytes += gap;
+    return FST_OK;
+}
+
 void fsti_layout_clear(fst_layout *layout) {
     fsti_free(layout->entries);
     fsti_free(layout->order);

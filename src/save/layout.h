@@ -21,6 +21,10 @@ struct fst_layout {
 fst_status fsti_layout_make(const fst_save_tensor *tensors, size_t tensor_count,
                             const fst_save_options *options, fst_layout *out, fst_error *error);
 void fsti_layout_clear(fst_layout *layout);
+/// Makes the header longer, so that the data section begins at `data_begin` modulo `modulus`.
+/// Left as it is where readers would not take the longer one.
+fst_status fsti_layout_shift(fst_layout *layout, uint64_t data_begin, uint64_t modulus,
+                             fst_error *error);
 
 /// Bytes of a tensor by shape and dtype; FST_E_ARGUMENT names one that has none.
 fst_status fsti_layout_tensor_bytes(const fst_save_tensor *tensor, uint64_t *size_bytes,

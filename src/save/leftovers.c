@@ -130,6 +130,15 @@ static void clear_used(used_names *used) {
     fsti_free(used->indexes);
 }
 
+fst_status fsti_save_is_indexed(const char *folder, const char *name, bool *is_indexed,
+                                fst_error *error) {
+    used_names used = {.folder = folder};
+    fst_status status = read_indexes(&used, error);
+    *is_indexed = status == FST_OK && is_used(&used, name);
+    clear_used(&used);
+    return status;
+}
+
 // ---- the next save of the same target ----
 
 typedef struct leftover_sweep {

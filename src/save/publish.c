@@ -207,6 +207,7 @@ static fst_status run(fst_writer *writer, fst_error *error) {
     FST_TRY(plan(writer, error));
     if (atomic_load(&writer->is_cancelled))
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
+    FST_TRY(fsti_writer_check_origin(writer, error));
     FST_TRY(fsti_journal_run(&writer->journal, error));
     if (writer->journal.is_complete) fsti_writer_sweep(writer);
     return FST_OK;

@@ -21,6 +21,10 @@ const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index);
 fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_error *error);
 size_t fsti_writer_tensor_count(const fst_writer *writer);
 
+/// See fst_header_edit(). `options` is complete: struct_size is this version's; sizes are set.
+fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
+                            fst_save_stats *stats, fst_error *error);
+
 /// See fst_leftovers_visit() and fst_leftovers_remove().
 fst_status fsti_leftovers_list(const char *path, fst_leftover_callback visit, void *context,
                                fst_error *error);

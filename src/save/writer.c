@@ -56,6 +56,8 @@ static fst_status lay_out_file(fst_writer *writer, uint32_t file, const fst_save
     fst_layout *layout = &writer->files[file].layout;
     for (size_t i = 0; i < count; i++) own[i] = tensors[members[i]];
     FST_TRY(fsti_layout_make(own, count, &writer->options, layout, error));
+    if (writer->origin != NULL)
+        FST_TRY(fsti_layout_shift(layout, writer->origin_begin, FSTI_OUTPUT_BLOCK_BYTES, error));
     for (size_t i = 0; i < count; i++) {
         save_tensor *tensor = &writer->tensors[members[i]];
         tensor->index = (uint32_t)i;
@@ -130,9 +132,11 @@ static fst_status find_targets(fst_writer *writer, const char *path, fst_error *
 static fst_status open_outputs(fst_writer *writer, fst_error *error) {
     for (uint32_t f = 0; f < writer->file_count; f++) {
         save_file *file = &writer->files[f];
-        FST_TRY(fsti_output_open(&file->target, file->layout.file_bytes,
-                                 writer->options.promise == FST_SAVE_DURABLE, &file->output,
-                                 error));
+        // What an edit shares with the old file takes no space of its own.
+        FST_TRY(fsti_output_open(
+            &file->target,
+            writer->origin == NULL ? file->layout.file_bytes : file->layout.header_bytes,
+            writer->options.promise == FST_SAVE_DURABLE, &file->output, error));
     }
     return FST_OK;
 }
@@ -155,17 +159,22 @@ static fst_status copy_options(fst_writer *writer, const char *path,
     return writer->folder == NULL || writer->stem == NULL ? fsti_error_memory(error, size) : FST_OK;
 }
 
-static fst_status begin_save(fst_writer *writer, const char *path, const fst_save_tensor *tensors,
-                             size_t tensor_count, fst_error *error) {
-    FST_TRY(copy_tensors(writer, tensors, tensor_count, error));
+static fst_status begin_save(fst_writer *writer, const save_request *request, fst_error *error) {
+    FST_TRY(copy_options(writer, request->path, request->options, error));
+    FST_TRY(copy_tensors(writer, request->tensors, request->tensor_count, error));
     group_members(writer);
-    FST_TRY(lay_out_all(writer, tensors, error));
-    FST_TRY(find_targets(writer, path, error));
+    FST_TRY(lay_out_all(writer, request->tensors, error));
+    FST_TRY(find_targets(writer, request->path, error));
     return open_outputs(writer, error);
 }
 
 fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
                             const fst_save_options *options, fst_writer **out, fst_error *error) {
+    save_request request = {path, tensors, tensor_count, options, NULL, 0};
+    return fsti_writer_begin(&request, out, error);
+}
+
+fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_error *error) {
     fst_writer *writer = fsti_alloc_zeroed(1, sizeof *writer);
     if (writer == NULL) return fsti_error_memory(error, sizeof *writer);
     pthread_mutex_init(&writer->lock, NULL);
@@ -173,8 +182,9 @@ fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, si
     pthread_mutex_init(&writer->progress_lock, NULL);
     writer->owner = getpid();
     writer->start_ns = fsti_now_ns();
-    fst_status status = copy_options(writer, path, options, error);
-    if (status == FST_OK) status = begin_save(writer, path, tensors, tensor_count, error);
+    writer->origin = request->origin;
+    writer->origin_begin = request->origin_begin;
+    fst_status status = begin_save(writer, request, error);
     if (status != FST_OK) {
         fsti_writer_close(writer);
         return status;
@@ -275,6 +285,8 @@ fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_erro
     stats->step_count = writer->step_count;
     stats->leftover_count = writer->leftover_count;
     snprintf(stats->warning, sizeof stats->warning, "%s", writer->warning);
+    stats->bytes_shared = writer->bytes_shared;
+    stats->bytes_copied = writer->bytes_copied;
     pthread_mutex_unlock(&writer->lock);
     return FST_OK;
 }

@@ -59,6 +59,10 @@ struct fst_writer {
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 
+    fsti_file *origin;     ///< of an edit: the file whose tensors the new one has; else NULL
+    uint64_t origin_begin; ///< of its data
+    uint64_t bytes_shared, bytes_copied; ///< by finishing
+
     atomic_int state; ///< writer_state
     atomic_bool is_cancelled;
 
@@ -92,6 +96,25 @@ fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *err
 /// The stage of a file, which begins with the header.
 fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error);
 fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_error *error);
+
+/// The whole of an edited file: its header, and what the old one has behind its own.
+fst_status fsti_writer_copy_origin(fst_writer *writer, fst_error *error);
+/// FST_E_FILE_CHANGED where the file that is edited is not what it was. Without one, FST_OK.
+fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error);
+/// Whether a model's index in a folder leads to the file of that name.
+fst_status fsti_save_is_indexed(const char *folder, const char *name, bool *is_indexed,
+                                fst_error *error);
+
+/// What is to be saved.
+typedef struct save_request {
+    const char *path;
+    const fst_save_tensor *tensors;
+    size_t tensor_count;
+    const fst_save_options *options;
+    fsti_file *origin; ///< see fst_writer; it stays the caller's
+    uint64_t origin_begin;
+} save_request;
+fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_error *error);
 
 /// Syncs an output, counted.
 fst_status fsti_writer_sync(fst_writer *writer, fsti_output *output, fst_error *error);

@@ -5,9 +5,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -84,7 +86,31 @@ WRAP(int, faccessat, (int folder, const char *path, int mode, int flags),
      (folder, path, mode, flags), EACCES)
 WRAP(ssize_t, getxattr, (const char *path, const char *name, void *value, size_t size),
      (path, name, value, size), EIO, ENODATA)
+WRAP(ssize_t, copy_file_range,
+     (int from, off_t *from_at, int to, off_t *to_at, size_t size, unsigned flags),
+     (from, from_at, to, to_at, size, flags), EIO, ENOSPC, EINTR, EXDEV, EINVAL)
 WRAP(int, flock, (int fd, int operation), (fd, operation), ENOLCK)
+
+/// A file system that shares blocks does as if it copied them.
+static int copy_blocks(int to, const struct file_clone_range *range) {
+    char block[4096];
+    for (off_t done = 0;;) {
+        ssize_t got =
+            pread((int)range->src_fd, block, sizeof block, (off_t)range->src_offset + done);
+        if (got <= 0) return (int)got;
+        if (__real_pwrite64(to, block, (size_t)got, (off_t)range->dest_offset + done) != got)
+            return -1;
+        done += got;
+    }
+}
+
+int __wrap_ioctl(int fd, unsigned long request, void *argument);
+int __wrap_ioctl(int fd, unsigned long request, void *argument) {
+    if (FAILS("ioctl", EOPNOTSUPP, EXDEV, EINVAL, EIO)) return -1;
+    if (is_on && plan.shares_blocks && request == FICLONERANGE) return copy_blocks(fd, argument);
+    errno = EOPNOTSUPP;
+    return -1;
+}
 
 /// Nothing is to last longer than the test.
 int __wrap_fsync(int fd);

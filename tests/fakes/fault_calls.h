@@ -20,6 +20,7 @@ typedef struct fault_plan {
     long nth;             ///< from 1
     unsigned errno_index; ///< which of the errors that the call can have
     bool no_links;        ///< the file system has no hard links
+    bool shares_blocks;   ///< it shares blocks between files
     void (*action)(void);
 } fault_plan;
 

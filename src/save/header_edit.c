@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Edits: a new header before the old file's tensors, published like every save.
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "model/model.h"
+#include "writer.h"
+
+/// What the new header is made of.
+typedef struct header_edit {
+    const fst_model *model;
+    fst_file_info file;
+    fst_save_tensor *tensors;
+    size_t tensor_count;
+    fst_metadata_entry *metadata;
+    size_t metadata_count;
+} header_edit;
+
+static fst_status refuse(const char *path, const char *why, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+}
+
+// ---- the new header ----
+
+static fst_status rename_tensors(header_edit *edit, const fst_edit_options *options,
+                                 fst_error *error) {
+    for (size_t i = 0; i < options->rename_count; i++) {
+        const fst_tensor_rename *rename = &options->renames[i];
+        size_t index = 0;
+        FST_TRY(fsti_model_find(edit->model, rename->from, rename->from_size, &index, error));
+        edit->tensors[index].name = rename->to;
+        edit->tensors[index].name_size = rename->to_size;
+    }
+    return FST_OK;
+}
+
+static fst_status describe_tensors(header_edit *edit, const fst_edit_options *options,
+                                   fst_error *error) {
+    edit->tensor_count = fsti_model_tensor_count(edit->model);
+    edit->tensors = fsti_alloc_zeroed(edit->tensor_count + 1, sizeof *edit->tensors);
+    if (edit->tensors == NULL)
+        return fsti_error_memory(error, edit->tensor_count * sizeof *edit->tensors);
+    for (size_t i = 0; i < edit->tensor_count; i++) {
+        fst_tensor_info info;
+        fsti_model_tensor_info(edit->model, i, &info);
+        edit->tensors[i] = (fst_save_tensor){.name = info.name,
+                                             .name_size = info.name_size,
+                                             .dtype = info.dtype,
+                                             .rank = info.rank,
+                                             .shape = info.shape};
+    }
+    return rename_tensors(edit, options, error);
+}
+
+static size_t find_key(const header_edit *edit, const fst_metadata_entry *entry) {
+    size_t at = 0;
+    while (at < edit->metadata_count &&
+           (edit->metadata[at].key_size != entry->key_size ||
+            memcmp(edit->metadata[at].key, entry->key, entry->key_size) != 0))
+        at++;
+    return at;
+}
+
+/// The old entries, in their order, with what is set at its place or at the end.
+static fst_status change_metadata(header_edit *edit, const fst_edit_options *options,
+                                  fst_error *error) {
+    size_t capacity = edit->file.metadata_count + options->metadata_count + 1;
+    edit->metadata = fsti_alloc(capacity * sizeof *edit->metadata);
+    if (edit->metadata == NULL) return fsti_error_memory(error, capacity * sizeof *edit->metadata);
+    for (size_t i = 0; options->clear_metadata == 0 && i < edit->file.metadata_count; i++)
+        fsti_model_metadata(edit->model, 0, i, &edit->metadata[edit->metadata_count++]);
+    for (size_t i = 0; i < options->metadata_count; i++) {
+        const fst_metadata_entry *change = &options->metadata[i];
+        size_t at = find_key(edit, change);
+        bool is_new = at == edit->metadata_count;
+        if (change->value != NULL) {
+            edit->metadata[at] = *change;
+            if (is_new) edit->metadata_count++;
+        } else if (!is_new) {
+            edit->metadata_count--;
+            memmove(&edit->metadata[at], &edit->metadata[at + 1],
+                    (edit->metadata_count - at) * sizeof *edit->metadata);
+        }
+    }
+    return FST_OK;
+}
+
+// ---- the file ----
+
+fst_status fsti_writer_copy_origin(fst_writer *writer, fst_error *error) {
+    save_file *file = &writer->files[0];
+    const fst_layout *layout = &file->layout;
+    fsti_copy copy = {.source = writer->origin,
+                      .source_begin = writer->origin_begin,
+                      .begin = layout->header_bytes,
+                      .report = fsti_writer_report,
+                      .context = writer};
+    FST_TRY(fsti_output_copy(file->output, &copy, error));
+    // Behind the copy: sharing begins with an empty block where the header is to end.
+    FST_TRY(fsti_output_write(file->output, layout->header, layout->header_bytes, 0, error));
+    pthread_mutex_lock(&writer->lock);
+    writer->bytes_shared = copy.bytes_shared;
+    writer->bytes_copied = copy.bytes_copied;
+    writer->counts.bytes_written = layout->header_bytes;
+    writer->counts.write_count = copy.call_count + 1;
+    writer->counts.engine = copy.engine;
+    snprintf(writer->counts.reason, sizeof writer->counts.reason, "%s", copy.reason);
+    writer->tensors_done = writer->tensor_count;
+    pthread_mutex_unlock(&writer->lock);
+    return fsti_writer_report(writer, layout->header_bytes, error);
+}
+
+fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error) {
+    struct stat info, now;
+    if (writer->origin == NULL) return FST_OK;
+    FST_TRY(fsti_file_check(writer->origin, error));
+    const char *path = fsti_file_path(writer->origin);
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    if (fstat(fsti_file_descriptor(writer->origin), &info) != 0 || stat(path, &now) != 0 ||
+        info.st_dev != now.st_dev || info.st_ino != now.st_ino)
+        return fsti_error_set(error, FST_E_FILE_CHANGED, place,
+                              "the file was replaced while it was edited");
+    return FST_OK;
+}
+
+/// An index tells by names which file has a tensor: renaming in one file alone would break the set.
+static fst_status check_index(const char *path, fst_error *error) {
+    fsti_target target;
+    bool is_indexed = false;
+    FST_TRY(fsti_target_find(path, true, &target, error));
+    fst_status status =
+        fsti_save_is_indexed(target.folder, fsti_path_name(target.path), &is_indexed, error);
+    fsti_target_clear(&target);
+    if (status != FST_OK || !is_indexed) return status;
+    return refuse(path,
+                  "an index of the folder leads to this file by the names of its tensors: "
+                  "write the edited file to another folder",
+                  error);
+}
+
+static fst_status write_file(const header_edit *edit, const char *target,
+                             const fst_edit_options *options, fst_save_stats *stats,
+                             fst_error *error) {
+    fst_save_options save = {.struct_size = sizeof save,
+                             .promise = options->promise,
+                             .order = FST_SAVE_ORDER_GIVEN,
+                             .metadata = edit->metadata,
+                             .metadata_count = edit->metadata_count,
+                             .progress = options->progress,
+                             .progress_context = options->progress_context};
+    fst_writer *writer;
+    save_request request = {target,
+                            edit->tensors,
+                            edit->tensor_count,
+                            &save,
+                            edit->model->files[0].file,
+                            edit->file.header_bytes};
+    FST_TRY(fsti_writer_begin(&request, &writer, error));
+    fst_status status = fsti_writer_commit(writer, error);
+    if (status == FST_OK) status = fsti_writer_stats(writer, stats, error);
+    fsti_writer_close(writer);
+    return status;
+}
+
+static fst_status edit_model(header_edit *edit, const char *path, const char *target,
+                             const fst_edit_options *options, fst_save_stats *stats,
+                             fst_error *error) {
+    if (fsti_model_file_count(edit->model) != 1)
+        return refuse(path, "it is a set of files: edit one of them", error);
+    fsti_model_file_info(edit->model, 0, &edit->file);
+    if (target == NULL) target = edit->file.path;
+    if (options->rename_count > 0) FST_TRY(check_index(target, error));
+    FST_TRY(describe_tensors(edit, options, error));
+    FST_TRY(change_metadata(edit, options, error));
+    return write_file(edit, target, options, stats, error);
+}
+
+fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
+                            fst_save_stats *stats, fst_error *error) {
+    fst_model *model;
+    FST_TRY(fsti_model_open(path, 0, &model, error));
+    header_edit edit = {.model = model};
+    fst_status status = edit_model(&edit, path, target, options, stats, error);
+    fsti_free(edit.tensors);
+    fsti_free(edit.metadata);
+    fsti_model_unref(model);
+    return status;
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Edits of headers: what changes, what stays, what is refused. That the old file or the new one is
+/// there whatever fails is tests/unit/save/test_publish_faults.c.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "save_fixture.h"
+
+#define TENSOR_BYTES ((uint64_t)100000)
+
+static fst_edit_options edit_of(const fst_metadata_entry *metadata, size_t metadata_count) {
+    return (fst_edit_options){.struct_size = sizeof(fst_edit_options),
+                              .metadata = metadata,
+                              .metadata_count = metadata_count};
+}
+
+static const char *metadata_of(const fst_model *model, const char *key) {
+    fst_metadata_entry entry;
+    for (size_t i = 0; fst_model_metadata(model, 0, i, &entry, NULL) == FST_OK; i++)
+        if (strcmp(entry.key, key) == 0) return entry.value;
+    return NULL;
+}
+
+/// Whether tensor `index` of fixture_tensors() has its bytes in the file.
+static bool has_bytes(const char *path, const fst_model *model, size_t index) {
+    static char bytes[TENSOR_BYTES];
+    fst_tensor_info info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool whole = fst_model_tensor_info(model, index, &info, NULL) == FST_OK &&
+                 pread(fd, bytes, sizeof bytes, (off_t)info.file_offset) == (ssize_t)sizeof bytes &&
+                 fixture_matches(bytes, index * TENSOR_BYTES, TENSOR_BYTES);
+    if (fd >= 0) close(fd);
+    return whole;
+}
+
+TEST(metadata_is_set_and_goes)
+{
+    const char *path = fixture_tensors("edit", 5, TENSOR_BYTES);
+    fst_metadata_entry first[] = {save_entry_of("a", "1"), save_entry_of("b", "2")};
+    fst_metadata_entry next[] = {save_entry_of("b", "two"), save_entry_of("c", "3"),
+                                 save_entry_of("a", NULL), save_entry_of("nobody", NULL)};
+    fst_edit_options options = edit_of(first, 2);
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    fst_model *model;
+    CHECK_INT(fst_header_edit(path, NULL, &options, &stats, NULL), FST_OK);
+    CHECK_INT(stats.bytes_shared + stats.bytes_copied, 5 * TENSOR_BYTES);
+    CHECK_INT(stats.bytes_total, 5 * TENSOR_BYTES + stats.bytes_written);
+    options = edit_of(next, 4);
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_OK);
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK(metadata_of(model, "a") == NULL && metadata_of(model, "nobody") == NULL);
+    CHECK_TEXT(metadata_of(model, "b"), "two");
+    CHECK_TEXT(metadata_of(model, "c"), "3");
+    CHECK_INT(fst_model_tensor_count(model), 5);
+    for (size_t i = 0; i < 5; i++) CHECK(has_bytes(path, model, i));
+    fst_model_close(model);
+    options.clear_metadata = 1;
+    options.metadata_count = 0;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_OK);
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK(metadata_of(model, "b") == NULL);
+    fst_model_close(model);
+}
+
+/// Where a file system shares blocks, their place in them must stay.
+TEST(the_data_keeps_its_place_in_a_block)
+{
+    const char *path = fixture_tensors("place", 2, TENSOR_BYTES);
+    static char text[9000];
+    fst_file_info before, after;
+    fst_model *model;
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_file_info(model, 0, &before, NULL), FST_OK);
+    fst_model_close(model);
+    for (size_t size = 0; size < sizeof text; size += 1111) {
+        memset(text, 'x', size);
+        text[size] = '\0';
+        fst_metadata_entry entry = save_entry_of("text", text);
+        fst_edit_options options = edit_of(&entry, 1);
+        CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_OK);
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        CHECK_INT(fst_model_file_info(model, 0, &after, NULL), FST_OK);
+        CHECK_TEXT(metadata_of(model, "text"), text);
+        CHECK_INT((after.header_bytes - before.header_bytes) % 4096, 0);
+        CHECK(after.header_bytes < size + before.header_bytes + 4200);
+        CHECK(has_bytes(path, model, 0) && has_bytes(path, model, 1));
+        fst_model_close(model);
+    }
+}
+
+TEST(tensors_get_new_names)
+{
+    const char *path = fixture_tensors("names", 3, TENSOR_BYTES);
+    const char *copy = fixture_path("names-copy");
+    fst_tensor_rename renames[] = {{"t0", SIZE_MAX, "t1", SIZE_MAX, {0}},
+                                   {"t1", SIZE_MAX, "t0", SIZE_MAX, {0}},
+                                   {"t2", SIZE_MAX, "last", 4, {0}}};
+    fst_edit_options options = edit_of(NULL, 0);
+    fst_error error;
+    fst_model *model;
+    size_t index;
+    options.renames = renames;
+    options.rename_count = 3;
+    CHECK_INT(fst_header_edit(path, copy, &options, NULL, NULL), FST_OK);
+    CHECK_INT(fst_model_open(copy, NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_find(model, "t1", SIZE_MAX, &index, NULL), FST_OK);
+    CHECK(index == 0 && has_bytes(copy, model, 0));
+    CHECK_INT(fst_model_find(model, "last", SIZE_MAX, &index, NULL), FST_OK);
+    CHECK(index == 2 && has_bytes(copy, model, 2));
+    fst_model_close(model);
+    CHECK_INT(fst_header_edit(copy, NULL, &options, NULL, &error), FST_E_TENSOR_NOT_FOUND);
+    CHECK_TEXT(error.tensor, "t2");
+    renames[0].to = "t2";
+    options.rename_count = 1;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "a tensor name comes twice");
+}
+
+TEST(a_name_that_an_index_leads_to_stays)
+{
+    static const uint64_t shape[] = {3};
+    fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape, "123"),
+                                 save_tensor_of("b", FST_DTYPE_U8, shape, "456")};
+    fst_save_options save = save_options_of();
+    fst_error error;
+    save.file_count = 2;
+    tensors[1].file_index = 1;
+    CHECK_INT(fst_save(fixture_path("set"), tensors, 2, &save, NULL, NULL), FST_OK);
+    fst_tensor_rename rename = {"a", SIZE_MAX, "c", SIZE_MAX, {0}};
+    fst_metadata_entry entry = save_entry_of("k", "v");
+    fst_edit_options options = edit_of(&entry, 1);
+    const char *shard = fixture_path("set/model-00001-of-00002.safetensors");
+    CHECK_INT(fst_header_edit(shard, NULL, &options, NULL, NULL), FST_OK);
+    CHECK_INT(fst_header_edit(fixture_path("set"), NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "a set of files");
+    options.renames = &rename;
+    options.rename_count = 1;
+    CHECK_INT(fst_header_edit(shard, NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "an index of the folder leads to this file");
+    CHECK_INT(fst_header_edit(shard, fixture_path("alone"), &options, NULL, NULL), FST_OK);
+}
+
+static int replace_file(void *context, uint64_t done, uint64_t total, size_t tensors, size_t all) {
+    (void)done, (void)total, (void)tensors, (void)all;
+    return rename(fixture_path("other"), context) == 0 ? 0 : 1;
+}
+
+static int stop(void *context, uint64_t done, uint64_t total, size_t tensors, size_t all) {
+    (void)context, (void)done, (void)total, (void)tensors, (void)all;
+    return 1;
+}
+
+TEST(a_file_that_changes_meanwhile_is_left_to_who_changed_it)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s", fixture_tensors("replaced", 1, TENSOR_BYTES));
+    fst_metadata_entry entry = save_entry_of("k", "v");
+    fst_edit_options options = edit_of(&entry, 1);
+    fst_error error;
+    struct stat before, after;
+    options.progress = stop;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, &error), FST_E_CANCELLED);
+    CHECK_INT(stat(fixture_tensors("other", 2, TENSOR_BYTES), &before), 0);
+    options.progress = replace_file;
+    options.progress_context = path;
+    fst_status status = fst_header_edit(path, NULL, &options, NULL, &error);
+    CHECK(status == FST_E_FILE_CHANGED || status == FST_E_CANCELLED);
+    CHECK_INT(stat(path, &after), 0);
+    CHECK_INT(after.st_ino, before.st_ino);
+    CHECK_INT(save_hidden_count("."), 0);
+}
+
+TEST(arguments_are_checked)
+{
+    const char *path = fixture_tensors("arguments", 1, 10);
+    fst_metadata_entry entry = save_entry_of(NULL, "v");
+    fst_edit_options options = edit_of(&entry, 1);
+    fst_tensor_rename rename = {"t0", SIZE_MAX, NULL, 0, {0}};
+    fst_error error;
+    CHECK_INT(fst_header_edit(NULL, NULL, NULL, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "lacks its key");
+    entry = save_entry_of("\xff", "v");
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "not UTF-8");
+    entry = save_entry_of("k", "v");
+    entry.reserved[1] = 1;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_E_ARGUMENT);
+    options = edit_of(NULL, 1);
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_E_ARGUMENT);
+    options = edit_of(NULL, 0);
+    options.renames = &rename;
+    options.rename_count = 1;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "lacks a name");
+    CHECK_INT(fst_header_edit(fixture_path("nothing"), NULL, NULL, NULL, NULL), FST_E_NOT_FOUND);
+    options.promise = (fst_save_promise)7;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_E_ARGUMENT);
+    // Nothing to change is a copy.
+    CHECK_INT(fst_header_edit(path, NULL, NULL, NULL, NULL), FST_OK);
+}
