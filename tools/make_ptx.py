@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""make_ptx.py [--check]: makes src/gpu/kernels/scatter.ptx from scatter.cu with NVRTC, which
-needs no GPU. The library is found as the package nvidia-cuda-nvrtc-cu12 installs it, or by the
-system's linker. --check compares instead; exit status 77 when there is no NVRTC, or another one
-than the file says it was made with (other versions write other instructions for the same source).
+"""make_ptx.py [--check]: makes src/gpu/kernels/scatter.ptx and scatter_sm*.cubin from scatter.cu
+with NVRTC, which needs no GPU. The library is found as the package nvidia-cuda-nvrtc-cu12 installs
+it, or by the system's linker. --check compares instead; exit status 77 when there is no NVRTC, or
+another one than the PTX says it was made with (other versions write other instructions for the same
+source).
+
+The binaries start at once, PTX is compiled by the driver first (some 0.1 s, in every process that
+can't write to its home). One a generation: devices of the same generation run it, and what the
+kernel does is bound by memory. Older and newer devices and drivers take the PTX.
 """
 
 import ctypes
@@ -15,6 +20,8 @@ import sys
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/gpu/kernels"
 # The oldest that every instruction of the kernel is in: drivers since CUDA 10 (2018) take it.
 ISA, TARGET = "6.4", "compute_52"
+# Turing, Ampere and Ada, Hopper, Blackwell for servers, and for everybody.
+GENERATIONS = (75, 80, 90, 100, 120)
 SKIP = 77
 
 
@@ -33,28 +40,29 @@ def find_library() -> ctypes.CDLL | None:
     return None
 
 
-def compile_ptx(library: ctypes.CDLL, source: bytes) -> str:
-    """The PTX of the source; RuntimeError with the compiler's words."""
+def compile_for(library: ctypes.CDLL, target: str, kind: str) -> bytes:
+    """The kernel's PTX or CUBIN for a target; RuntimeError with the compiler's words."""
     program = ctypes.c_void_p()
     size = ctypes.c_size_t()
+    source = (KERNELS / "scatter.cu").read_bytes()
     library.nvrtcCreateProgram(ctypes.byref(program), source, b"scatter.cu", 0, None, None)
-    options = [b"--gpu-architecture=" + TARGET.encode(), b"--fmad=false", b"--std=c++11"]
+    options = [b"--gpu-architecture=" + target.encode(), b"--fmad=false", b"--std=c++11"]
     array = (ctypes.c_char_p * len(options))(*options)
     failed = library.nvrtcCompileProgram(program, len(options), array)
-    kind = "ProgramLog" if failed else "PTX"
-    getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
-    text = ctypes.create_string_buffer(size.value)
-    getattr(library, f"nvrtcGet{kind}")(program, text)
+    wanted = "ProgramLog" if failed else kind
+    getattr(library, f"nvrtcGet{wanted}Size")(program, ctypes.byref(size))
+    data = ctypes.create_string_buffer(size.value)
+    getattr(library, f"nvrtcGet{wanted}")(program, data)
     if failed:
-        raise RuntimeError(text.value.decode())
-    return text.value.decode()
+        raise RuntimeError(data.value.decode())
+    return data.raw
 
 
 def make(library: ctypes.CDLL) -> str:
     """The file's text: PTX without comments of the day, for the oldest drivers that can run it."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    ptx = compile_ptx(library, (KERNELS / "scatter.cu").read_bytes())
+    ptx = compile_for(library, TARGET, "PTX").rstrip(b"\0").decode()
     ptx = re.sub(r"^//.*\n", "", ptx, flags=re.M)
     ptx = re.sub(r"^\.version .*$", f".version {ISA}", ptx, flags=re.M)
     # A hint to newer assemblers, which older ones do not know.
@@ -64,23 +72,35 @@ def make(library: ctypes.CDLL) -> str:
     return f"// SPDX-License-Identifier: Apache-2.0\n{made}\n" + ptx.strip("\0\n") + "\n"
 
 
+def make_all(library: ctypes.CDLL) -> dict[pathlib.Path, bytes]:
+    """All files and what they hold."""
+    files = {KERNELS / "scatter.ptx": make(library).encode()}
+    for number in GENERATIONS:
+        path = KERNELS / f"scatter_sm{number}.cubin"
+        files[path] = compile_for(library, f"sm_{number}", "CUBIN")
+    return files
+
+
 def main(arguments: list[str]) -> int:
-    """Makes or checks the file."""
+    """Makes or checks the files."""
     library = find_library()
     if library is None:
         print("no NVRTC: pip install nvidia-cuda-nvrtc-cu12")
         return SKIP
-    path, text = KERNELS / "scatter.ptx", make(library)
+    files = make_all(library)
     if "--check" not in arguments:
-        path.write_text(text)
-        print(f"wrote {path}")
+        for path, data in files.items():
+            path.write_bytes(data)
+            print(f"wrote {path}: {len(data)} bytes")
         return 0
-    old = path.read_text()
-    if old.splitlines()[1] != text.splitlines()[1]:
-        print(f"another compiler: {text.splitlines()[1]}")
+    maker = files[KERNELS / "scatter.ptx"].splitlines()[1]
+    if (KERNELS / "scatter.ptx").read_bytes().splitlines()[1] != maker:
+        print(f"another compiler: {maker.decode()}")
         return SKIP
-    print("the same" if old == text else "scatter.ptx is not what scatter.cu gives")
-    return 0 if old == text else 1
+    stale = [path.name for path, data in files.items()
+             if not path.exists() or path.read_bytes() != data]
+    print(f"not what scatter.cu gives: {', '.join(stale)}" if stale else "the same")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

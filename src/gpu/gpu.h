@@ -12,7 +12,8 @@
 /// Opens a device, once a process; for FST_DEVICE_PINNED any that can lock memory. NULL for the
 /// CPU. Needs no context. Errors: FST_E_UNSUPPORTED, FST_E_ARGUMENT, FST_E_DEVICE.
 fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *error);
-/// Makes the device's context the thread's, and gives the thread back what it had.
+/// Makes the device the thread's, and gives the thread back what it had: its context or device, and
+/// what it may do while graphs are captured.
 fst_status fsti_device_enter(const fsti_device *device, fst_error *error);
 void fsti_device_leave(const fsti_device *device);
 
@@ -26,14 +27,17 @@ fst_status fsti_device_parse(const char *text, fst_device *out, fst_error *error
 /// *out is zeroed but for struct_size. Needs no context.
 fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *error);
 
-/// Memory of the device. Needs no context; neither does its release.
+/// Memory of the device. Needs no context; neither does its release, which waits for nothing: a
+/// thread of its own gives memory back, when all that still uses it is done.
 fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                               fst_error *error);
 /// Memory of the processors that is locked, and that the device finds at the same address.
 fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                                   fst_error *error);
-/// Copies from the device and waits for it. Needs no context.
-fst_status fsti_device_copy_out(const fsti_device *device, void *target, const void *source,
+/// Waits until what was released has been given back; false when nothing was on its way.
+bool fsti_device_settle(void);
+/// Copies from the device and waits for it, through a ring. Needs no context.
+fst_status fsti_device_copy_out(fsti_device *device, void *target, const void *source,
                                 uint64_t size_bytes, fst_error *error);
 
 /// A slot holds a chunk as it lies in the file, up to FSTI_RING_CHUNK_BYTES_MAX and a page, and
@@ -69,21 +73,21 @@ typedef struct fsti_ring_parcel {
 
 typedef struct fsti_ring fsti_ring;
 
-/// A ring of at least `slot_count` slots (2 to FSTI_RING_SLOT_COUNT_MAX), new or kept.
-fst_status fsti_ring_take(fsti_device *device, uint32_t slot_count, fsti_ring **out,
-                          fst_error *error);
-/// Keeps the ring for the next load, or frees it. Nothing may be in flight. NULL is allowed.
+/// A ring of FSTI_RING_SLOT_COUNT_MAX slots, new or kept; what is not used of it costs nothing.
+fst_status fsti_ring_take(fsti_device *device, fsti_ring **out, fst_error *error);
+/// Keeps the ring for the next load, or frees it where enough are kept. Nothing may be in flight.
+/// NULL is allowed.
 void fsti_ring_give(fsti_ring *ring);
 /// Frees idle rings; returns the bytes that were locked. Needs no context.
 uint64_t fsti_ring_trim(void);
 uint64_t fsti_ring_locked_bytes(void);
 
-uint32_t fsti_ring_slot_count(const fsti_ring *ring);
 /// A slot's memory, locked on first use. One thread a slot.
 fst_status fsti_ring_slot(fsti_ring *ring, uint32_t index, char **data, fst_error *error);
 /// False when some slot could not be locked.
 bool fsti_ring_is_locked(const fsti_ring *ring);
-/// Nothing is copied before what the caller has queued on `stream` (a driver's handle) is done.
+/// Nothing is copied from now on before what the caller has queued on `stream` (a driver's handle;
+/// 1: the default stream, of both drivers) is done.
 fst_status fsti_ring_follow(fsti_ring *ring, uintptr_t stream, fst_error *error);
 /// Copies `size` bytes of any memory and waits for them: the slow way, for what the processors
 /// have converted. In order with what was sent of the slot.
@@ -93,7 +97,11 @@ fst_status fsti_ring_copy(fsti_ring *ring, uint32_t slot_index, uint64_t target,
 /// of it is in flight any more.
 fst_status fsti_ring_send(fsti_ring *ring, uint32_t slot_index, const fsti_ring_parcel *parcel,
                           fst_error *error);
-/// Whether what was sent is done.
+/// Copies `size` bytes (at most FSTI_RING_CHUNK_BYTES_MAX) from the device into a slot; they are
+/// there when they have arrived.
+fst_status fsti_ring_fetch(fsti_ring *ring, uint32_t slot_index, const void *source, uint64_t size,
+                           fst_error *error);
+/// Whether what was sent or fetched is done.
 fst_status fsti_ring_arrived(fsti_ring *ring, uint32_t slot_index, bool wait, bool *arrived,
                              fst_error *error);
 /// Waits for all that is in flight.

@@ -31,12 +31,18 @@ static void *open_library(const char *const *names) {
     return NULL;
 }
 
+/// Words for errors, and captures of graphs: older drivers go without.
+static bool is_optional(size_t offset) {
+    return offset == offsetof(fsti_gpu_api, error_string) ||
+           offset == offsetof(fsti_gpu_api, capture_exchange);
+}
+
 static bool find_symbols(fsti_gpu_api *api) {
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         const char *name = api->kind == FST_DEVICE_CUDA ? symbols[i].cuda : symbols[i].hip;
+        if (name == NULL) continue;
         void *address = dlsym(api->handle, name);
-        bool is_optional = symbols[i].offset == offsetof(fsti_gpu_api, error_string);
-        if (address == NULL && !is_optional) {
+        if (address == NULL && !is_optional(symbols[i].offset)) {
             snprintf(api->reason, sizeof api->reason, "%s lacks %s: the driver is too old",
                      api->library, name);
             return false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Devices of the drivers: opened once a process, with the context that the process shares.
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,11 +33,12 @@ static fst_status check_fork(const fsti_gpu_api *api, fst_error *error) {
                           "with spawn");
 }
 
-/// The device of the thread's current context; 0 where there is none yet.
+/// The thread's current device; 0 where there is none yet.
 static int32_t current_index(const fsti_gpu_api *api) {
     void *context = NULL;
     int device = 0;
-    if (api->context_current(&context) != 0 || context == NULL) return 0;
+    bool has_contexts = api->kind == FST_DEVICE_CUDA;
+    if (has_contexts && (api->context_current(&context) != 0 || context == NULL)) return 0;
     return api->context_device(&device) == 0 ? device : 0;
 }
 
@@ -113,15 +115,47 @@ fst_device fsti_device_id(const fsti_device *device) {
 
 bool fsti_device_unified(const fsti_device *device) { return device != NULL && device->unified; }
 
+/// What a thread had before it entered devices: given back by leave, in turn.
+typedef struct visit {
+    int hip_device, capture_mode;
+} visit;
+#define VISIT_COUNT_MAX 8
+static _Thread_local visit visits[VISIT_COUNT_MAX];
+static _Thread_local uint32_t visit_count;
+
+/// CUDA has a stack of contexts. HIP's, of the same names, does not give the device back when a
+/// context is popped (clr's hip_context.cpp): its current device is set and set back.
+static int select_device(const fsti_device *device, visit *before) {
+    const fsti_gpu_api *api = device->api;
+    if (api->kind == FST_DEVICE_CUDA) return api->context_push(device->context);
+    int code = api->context_device(&before->hip_device);
+    return code != 0 ? code : api->device_select(device->ordinal);
+}
+
 fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
-    FST_TRY(check_fork(device->api, error));
-    int code = device->api->context_push(device->context);
-    return code == 0 ? FST_OK : fsti_gpu_error(device->api, code, "using the device", error);
+    const fsti_gpu_api *api = device->api;
+    FST_TRY(check_fork(api, error));
+    assert(visit_count < VISIT_COUNT_MAX);
+    visit *before = &visits[visit_count];
+    int code = select_device(device, before);
+    if (code != 0) return fsti_gpu_error(api, code, "using the device", error);
+    // Somebody may be capturing a graph: allocating, waiting and asking for events would end that,
+    // from any thread that has not asked to be let through.
+    before->capture_mode = GPU_CAPTURE_RELAXED;
+    if (api->capture_exchange != NULL) api->capture_exchange(&before->capture_mode);
+    visit_count++;
+    return FST_OK;
 }
 
 void fsti_device_leave(const fsti_device *device) {
+    const fsti_gpu_api *api = device->api;
+    visit *before = &visits[--visit_count];
     void *context;
-    device->api->context_pop(&context);
+    if (api->capture_exchange != NULL) api->capture_exchange(&before->capture_mode);
+    if (api->kind == FST_DEVICE_CUDA)
+        api->context_pop(&context);
+    else
+        api->device_select(before->hip_device);
 }
 
 fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *error) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel: PTX for CUDA, which its driver compiles; for HIP the source, compiled by the HIP
-/// runtime compiler where there is one. Where the kernel can't be had, the processors convert.
+/// The kernel: for CUDA binaries of current generations, and PTX, which the driver compiles, for
+/// all others; for HIP the source, compiled by the HIP runtime compiler where there is one. Where
+/// the kernel can't be had, the processors convert.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +11,8 @@
 #include "kernel_texts.h" // made by tools/embed_text.py
 
 #define KERNEL_NAME "fst_scatter_pieces"
+/// CUDA's attributes of a device's generation, and its word for an image of another one.
+enum { CUDA_MAJOR = 75, CUDA_MINOR = 76, GPU_NO_BINARY = 209 };
 
 // The kernel's own numbers of dtypes, and its piece.
 _Static_assert(FST_DTYPE_F4 == 1 && FST_DTYPE_U8 == 4 && FST_DTYPE_F8_E8M0 == 8, "scatter.cu");
@@ -67,23 +70,47 @@ static bool compile_for_hip(char **code, char *reason, size_t reason_size) {
     return good;
 }
 
+/// The binary of a device's generation (majors), NULL where there is none. It runs on all devices
+/// of the generation from the one on that it was made for.
+static const void *binary_for(const fsti_device *device) {
+    static const struct {
+        int major, minor;
+        const void *image;
+    } binaries[] = {{7, 5, fsti_kernel_sm75},
+                    {8, 0, fsti_kernel_sm80},
+                    {9, 0, fsti_kernel_sm90},
+                    {10, 0, fsti_kernel_sm100},
+                    {12, 0, fsti_kernel_sm120}};
+    int major = 0, minor = 0;
+    device->api->device_attribute(&major, CUDA_MAJOR, device->ordinal);
+    device->api->device_attribute(&minor, CUDA_MINOR, device->ordinal);
+    for (size_t i = 0; i < sizeof binaries / sizeof *binaries; i++)
+        if (binaries[i].major == major && binaries[i].minor <= minor) return binaries[i].image;
+    return NULL;
+}
+
+/// The binary where there is one and the driver takes it (an older one may not), else PTX.
+static int load_for_cuda(const fsti_device *device, void **module) {
+    const void *binary = binary_for(device);
+    int code = binary == NULL ? GPU_NO_BINARY : device->api->module_load(module, binary);
+    return code == 0 ? 0 : device->api->module_load(module, fsti_kernel_ptx);
+}
+
 static bool load_kernels(fsti_device *device) {
     const fsti_gpu_api *api = device->api;
     char *compiled = NULL, *reason = device->kernels_reason;
     size_t reason_size = sizeof device->kernels_reason;
-    const void *image = fsti_kernel_ptx;
     void *module = NULL;
-    if (api->kind == FST_DEVICE_HIP) {
+    int code;
+    if (api->kind == FST_DEVICE_CUDA) {
+        code = load_for_cuda(device, &module);
+    } else {
         bool good = compile_for_hip(&compiled, reason, reason_size);
-        if (!good) {
-            fsti_free(compiled);
-            return false;
-        }
-        image = compiled;
+        code = good ? api->module_load(&module, compiled) : 0;
+        fsti_free(compiled);
+        if (!good) return false;
     }
-    int code = api->module_load(&module, image);
     if (code == 0) code = api->module_function(&device->function, module, KERNEL_NAME);
-    fsti_free(compiled);
     if (code != 0) snprintf(reason, reason_size, "the driver refused the kernel (error %d)", code);
     return code == 0;
 }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Memory of devices: arenas there, page-locked memory here, and copies back.
+#include <string.h>
+
 #include "gpu_private.h"
 
-/// Freeing waits for all that the device still does with the memory (so does the driver's call):
-/// a program may drop a tensor whose last kernel still runs.
+/// A program may drop a tensor whose last kernel still runs: the driver waits for that, and
+/// fsti_gpu_part() for the driver.
 static void release_device(fsti_buffer *buffer) {
-    const fsti_device *device = buffer->device;
-    if (fsti_device_enter(device, NULL) != FST_OK) return; // a forked child owns nothing
-    device->api->memory_free((uint64_t)(uintptr_t)buffer->data);
-    fsti_device_leave(device);
+    fsti_gpu_part(buffer->device, buffer->data, NULL);
 }
 
 static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, fst_error *error) {
@@ -28,6 +27,9 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
     uint64_t address = 0;
     FST_TRY(fsti_device_enter(device, error));
     int code = device->api->memory_alloc(&address, size_bytes);
+    // What was dropped a moment ago may be all that is missing.
+    if (code == GPU_OUT_OF_MEMORY && fsti_device_settle())
+        code = device->api->memory_alloc(&address, size_bytes);
     fst_status status = FST_OK;
     if (code == GPU_OUT_OF_MEMORY)
         status = out_of_memory(device, size_bytes, error);
@@ -47,12 +49,7 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
 
 /// A buffer of ours that is registered, and the one beneath it.
 static void release_registered(fsti_buffer *buffer) {
-    const fsti_device *device = buffer->device;
-    if (fsti_device_enter(device, NULL) == FST_OK) {
-        device->api->host_unregister(buffer->data);
-        fsti_device_leave(device);
-    }
-    fsti_buffer_unref(buffer->beneath);
+    fsti_gpu_part(buffer->device, buffer->data, buffer->beneath);
 }
 
 /// Bytes that the system can still give without swapping; UINT64_MAX where it does not say.
@@ -107,18 +104,37 @@ fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti
 
 // ---- back to the processors ----
 
-fst_status fsti_device_copy_out(const fsti_device *device, void *target, const void *source,
+/// Block by block through two slots in turn: one comes while the other is copied out.
+static fst_status copy_blocks(fsti_ring *ring, char *target, const char *source, uint64_t size,
+                              fst_error *error) {
+    const uint64_t step = FSTI_RING_CHUNK_BYTES_MAX;
+    char *slots[2];
+    bool arrived;
+    for (uint32_t i = 0; i < 2; i++) FST_TRY(fsti_ring_slot(ring, i, &slots[i], error));
+    FST_TRY(fsti_ring_fetch(ring, 0, source, fsti_min(size, step), error));
+    for (uint64_t done = 0, block = 0; done < size; done += step, block++) {
+        uint64_t next = done + step;
+        uint32_t slot = (uint32_t)(block % 2);
+        if (next < size)
+            FST_TRY(
+                fsti_ring_fetch(ring, 1 - slot, source + next, fsti_min(size - next, step), error));
+        FST_TRY(fsti_ring_arrived(ring, slot, true, &arrived, error));
+        memcpy(target + done, slots[slot], (size_t)fsti_min(size - done, step));
+    }
+    return FST_OK;
+}
+
+fst_status fsti_device_copy_out(fsti_device *device, void *target, const void *source,
                                 uint64_t size_bytes, fst_error *error) {
-    void *stream = NULL;
+    fsti_ring *ring;
+    if (size_bytes == 0) return FST_OK;
     FST_TRY(fsti_device_enter(device, error));
-    const fsti_gpu_api *api = device->api;
-    int code = api->stream_create(&stream, GPU_STREAM_NON_BLOCKING);
-    if (code == 0) {
-        code = api->copy_out(target, (uint64_t)(uintptr_t)source, size_bytes, stream);
-        int waited = api->stream_sync(stream);
-        if (code == 0) code = waited;
-        api->stream_destroy(stream);
+    fst_status status = fsti_ring_take(device, &ring, error);
+    if (status == FST_OK) {
+        status = copy_blocks(ring, target, source, size_bytes, error);
+        if (status != FST_OK) fsti_ring_drain(ring);
+        fsti_ring_give(ring);
     }
     fsti_device_leave(device);
-    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying from the device", error);
+    return status;
 }

@@ -7,12 +7,14 @@
 #define FSTI_GPU_PRIVATE_H
 
 #include <pthread.h>
+#include <signal.h>
 #include <sys/types.h>
 
 #include "gpu.h"
 
-/// X(field, parameters, CUDA's symbol, HIP's symbol). Sources: the CUDA driver API reference and
-/// the HIP runtime API reference; CUDA's _v2 names are what its header maps the plain ones to.
+/// X(field, parameters, CUDA's symbol, HIP's symbol; NULL: that driver has none). Sources: the CUDA
+/// driver API reference and the HIP runtime API reference; CUDA's _v2 names are what its header
+/// maps the plain ones to.
 #define FSTI_GPU_FUNCTIONS(X)                                                                      \
     X(init, (unsigned flags), "cuInit", "hipInit")                                                 \
     X(driver_version, (int *version), "cuDriverGetVersion", "hipDriverGetVersion")                 \
@@ -23,10 +25,13 @@
       "hipDeviceGetAttribute")                                                                     \
     X(context_retain, (void **context, int device), "cuDevicePrimaryCtxRetain",                    \
       "hipDevicePrimaryCtxRetain")                                                                 \
-    X(context_push, (void *context), "cuCtxPushCurrent_v2", "hipCtxPushCurrent")                   \
-    X(context_pop, (void **context), "cuCtxPopCurrent_v2", "hipCtxPopCurrent")                     \
-    X(context_current, (void **context), "cuCtxGetCurrent", "hipCtxGetCurrent")                    \
-    X(context_device, (int *device), "cuCtxGetDevice", "hipCtxGetDevice")                          \
+    X(context_push, (void *context), "cuCtxPushCurrent_v2", NULL)                                  \
+    X(context_pop, (void **context), "cuCtxPopCurrent_v2", NULL)                                   \
+    X(context_current, (void **context), "cuCtxGetCurrent", NULL)                                  \
+    X(context_device, (int *device), "cuCtxGetDevice", "hipGetDevice")                             \
+    X(device_select, (int device), NULL, "hipSetDevice")                                           \
+    X(capture_exchange, (int *mode), "cuThreadExchangeStreamCaptureMode",                          \
+      "hipThreadExchangeStreamCaptureMode")                                                        \
     X(memory_info, (size_t *free_bytes, size_t *all_bytes), "cuMemGetInfo_v2", "hipMemGetInfo")    \
     X(memory_alloc, (uint64_t *address, size_t size), "cuMemAlloc_v2", "hipMalloc")                \
     X(memory_free, (uint64_t address), "cuMemFree_v2", "hipFree")                                  \
@@ -79,6 +84,10 @@ enum {
     GPU_NO_DEVICE = 100,
     GPU_NOT_READY = 600,
 };
+/// What a thread may do while some stream is captured: anything, as our streams never are.
+enum { GPU_CAPTURE_RELAXED = 2 };
+/// The caller's word for the default stream; HIP's handle of it is 0.
+#define GPU_STREAM_DEFAULT ((uintptr_t)1)
 /// Flags that both drivers number alike.
 enum {
     GPU_HOST_REGISTER_PORTABLE = 1,
@@ -109,6 +118,10 @@ struct fsti_device {
     void *function;
     char kernels_reason[96];
 };
+
+/// Gives memory of a device back, or (`beneath`) unlocks memory and drops it; soon, by another
+/// thread. The context need not be current.
+void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath);
 
 /// Loads the kernels, once a device; FST_E_DEVICE where they can't be had. The context is current.
 fst_status fsti_gpu_kernels(fsti_device *device, fst_error *error);

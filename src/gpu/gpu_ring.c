@@ -7,8 +7,14 @@
 #include "gpu_private.h"
 
 #define SLOT_STRIDE (FSTI_RING_SLOT_BYTES + FSTI_RING_TABLE_BYTES)
+#define RING_BYTES (FSTI_RING_SLOT_COUNT_MAX * SLOT_STRIDE)
 /// Two: while one stream's kernel works, the other copies.
 #define STREAM_COUNT 2u
+/// Loads that run at a time on one device, each with its ring: more rings than that are not kept.
+#define IDLE_COUNT_MAX 4u
+/// A bus needs some 40 us for a slot; to sleep until an interrupt comes, and to be woken, takes as
+/// long again. So a thread asks for that long before it sleeps.
+#define SPIN_NS 60000u
 
 typedef struct ring_slot {
     char *data; ///< NULL until it is first used
@@ -21,7 +27,6 @@ struct fsti_ring {
     struct fsti_ring *next_idle;
     char *memory;
     ring_slot slots[FSTI_RING_SLOT_COUNT_MAX];
-    uint32_t slot_count;
     void *streams[STREAM_COUNT];
     uint64_t staging[STREAM_COUNT]; ///< device memory; 0 until a kernel needs it
     atomic_bool has_unlocked;       ///< some slot could not be locked; asked by any thread
@@ -40,7 +45,7 @@ uint64_t fsti_ring_locked_bytes(void) { return atomic_load(&locked_bytes); }
 /// The context is current, and nothing is in flight.
 static void free_ring(fsti_ring *ring) {
     const fsti_gpu_api *api = ring->device->api;
-    for (uint32_t i = 0; i < ring->slot_count; i++) {
+    for (uint32_t i = 0; i < FSTI_RING_SLOT_COUNT_MAX; i++) {
         ring_slot *slot = &ring->slots[i];
         if (slot->is_locked) {
             api->host_unregister(slot->data);
@@ -53,7 +58,7 @@ static void free_ring(fsti_ring *ring) {
         if (ring->streams[i] != NULL) api->stream_destroy(ring->streams[i]);
     }
     pthread_mutex_destroy(&ring->lock);
-    if (ring->memory != NULL) munmap(ring->memory, ring->slot_count * SLOT_STRIDE);
+    if (ring->memory != NULL) munmap(ring->memory, RING_BYTES);
     fsti_free(ring);
 }
 
@@ -65,16 +70,14 @@ static fst_status make_streams(fsti_ring *ring, fst_error *error) {
     return FST_OK;
 }
 
-static fst_status make_ring(fsti_device *device, uint32_t slot_count, fsti_ring **out,
-                            fst_error *error) {
+static fst_status make_ring(fsti_device *device, fsti_ring **out, fst_error *error) {
     fsti_ring *ring = fsti_alloc_zeroed(1, sizeof *ring);
     if (ring == NULL) return fsti_error_memory(error, sizeof *ring);
     ring->device = device;
-    ring->slot_count = slot_count;
     pthread_mutex_init(&ring->lock, NULL);
-    ring->memory = fsti_alloc_fails() ? NULL : fsti_pages_map(slot_count * SLOT_STRIDE);
-    fst_status status = ring->memory == NULL ? fsti_error_memory(error, slot_count * SLOT_STRIDE)
-                                             : make_streams(ring, error);
+    ring->memory = fsti_alloc_fails() ? NULL : fsti_pages_map(RING_BYTES);
+    fst_status status =
+        ring->memory == NULL ? fsti_error_memory(error, RING_BYTES) : make_streams(ring, error);
     if (status != FST_OK) {
         free_ring(ring);
         return status;
@@ -83,9 +86,8 @@ static fst_status make_ring(fsti_device *device, uint32_t slot_count, fsti_ring 
     return FST_OK;
 }
 
-/// An idle ring of the device with that many slots. A smaller one is given back instead of kept
-/// beside the new one.
-static fsti_ring *take_idle(const fsti_device *device, uint32_t slot_count) {
+/// The ring of the device that was used last: its slots are locked.
+static fsti_ring *take_idle(const fsti_device *device) {
     fsti_ring *found = NULL;
     pthread_mutex_lock(&kept.lock);
     for (fsti_ring **place = &kept.idle; *place != NULL; place = &(*place)->next_idle) {
@@ -95,27 +97,21 @@ static fsti_ring *take_idle(const fsti_device *device, uint32_t slot_count) {
         break;
     }
     pthread_mutex_unlock(&kept.lock);
-    if (found != NULL && found->slot_count < slot_count) {
-        free_ring(found);
-        found = NULL;
-    }
     return found;
 }
 
-fst_status fsti_ring_take(fsti_device *device, uint32_t slot_count, fsti_ring **out,
-                          fst_error *error) {
-    slot_count = (uint32_t)fsti_min(fsti_max(slot_count, 2), FSTI_RING_SLOT_COUNT_MAX);
-    *out = take_idle(device, slot_count);
-    return *out != NULL ? FST_OK : make_ring(device, slot_count, out, error);
+fst_status fsti_ring_take(fsti_device *device, fsti_ring **out, fst_error *error) {
+    *out = take_idle(device);
+    return *out != NULL ? FST_OK : make_ring(device, out, error);
 }
 
 void fsti_ring_give(fsti_ring *ring) {
     if (ring == NULL) return;
-    bool is_idle = false;
+    uint32_t idle_count = 0;
     pthread_mutex_lock(&kept.lock);
     for (const fsti_ring *other = kept.idle; other != NULL; other = other->next_idle)
-        is_idle |= other->device == ring->device; // one a device is enough
-    if (!is_idle && !ring->is_broken) {
+        idle_count += other->device == ring->device;
+    if (idle_count < IDLE_COUNT_MAX && !ring->is_broken) {
         ring->next_idle = kept.idle;
         kept.idle = ring;
         ring = NULL;
@@ -125,6 +121,7 @@ void fsti_ring_give(fsti_ring *ring) {
 }
 
 uint64_t fsti_ring_trim(void) {
+    fsti_device_settle();
     pthread_mutex_lock(&kept.lock);
     fsti_ring *ring = kept.idle;
     kept.idle = NULL;
@@ -142,8 +139,6 @@ uint64_t fsti_ring_trim(void) {
     }
     return before - fsti_min(before, fsti_ring_locked_bytes());
 }
-
-uint32_t fsti_ring_slot_count(const fsti_ring *ring) { return ring->slot_count; }
 
 fst_status fsti_ring_slot(fsti_ring *ring, uint32_t index, char **data, fst_error *error) {
     ring_slot *slot = &ring->slots[index];
@@ -172,6 +167,8 @@ bool fsti_ring_is_locked(const fsti_ring *ring) { return !atomic_load(&ring->has
 fst_status fsti_ring_follow(fsti_ring *ring, uintptr_t stream, fst_error *error) {
     const fsti_gpu_api *api = ring->device->api;
     void *event = NULL;
+    // HIP's handle of the default stream is 0; 1, as CUDA has it, came late.
+    if (api->kind == FST_DEVICE_HIP && stream == GPU_STREAM_DEFAULT) stream = 0;
     int code = api->event_create(&event, GPU_EVENT_NO_TIMING);
     if (code == 0) {
         code = api->event_record(event, (void *)stream);
@@ -237,15 +234,36 @@ fst_status fsti_ring_copy(fsti_ring *ring, uint32_t slot_index, uint64_t target,
     return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
 }
 
+fst_status fsti_ring_fetch(fsti_ring *ring, uint32_t slot_index, const void *source, uint64_t size,
+                           fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    const ring_slot *slot = &ring->slots[slot_index];
+    void *stream = ring->streams[slot_index % STREAM_COUNT];
+    int code = api->copy_out(slot->data, (uint64_t)(uintptr_t)source, size, stream);
+    if (code == 0) code = api->event_record(slot->event, stream);
+    if (code == 0) return FST_OK;
+    ring->is_broken = true;
+    return fsti_gpu_error(api, code, "copying from the device", error);
+}
+
+/// Asks until the event has happened or the time is up.
+static int spin_for(const fsti_gpu_api *api, void *event) {
+    uint64_t end_ns = fsti_now_ns() + SPIN_NS;
+    int code = api->event_query(event);
+    while (code == GPU_NOT_READY && fsti_now_ns() < end_ns) code = api->event_query(event);
+    return code;
+}
+
 fst_status fsti_ring_arrived(fsti_ring *ring, uint32_t slot_index, bool wait, bool *arrived,
                              fst_error *error) {
     const fsti_gpu_api *api = ring->device->api;
     void *event = ring->slots[slot_index].event;
-    int code = wait ? api->event_sync(event) : api->event_query(event);
+    int code = wait ? spin_for(api, event) : api->event_query(event);
+    if (wait && code == GPU_NOT_READY) code = api->event_sync(event);
     *arrived = code == 0;
     if (code == 0 || (!wait && code == GPU_NOT_READY)) return FST_OK;
     ring->is_broken = true;
-    return fsti_gpu_error(api, code, "waiting for a copy to the device", error);
+    return fsti_gpu_error(api, code, "waiting for a copy of the device's", error);
 }
 
 void fsti_ring_drain(fsti_ring *ring) {

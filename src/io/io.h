@@ -112,6 +112,8 @@ bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size);
 /// Whether the file's bytes really go straight to a device, by reading some to `scratch`, memory of
 /// FSTI_GDS_PROBE_BYTES on the current context's device. Afterwards fsti_io_engine_gds reads it.
 #define FSTI_GDS_PROBE_BYTES ((uint64_t)64 << 10)
+/// Drivers begin memory that is this large at a page.
+#define FSTI_GDS_SCRATCH_BYTES ((uint64_t)2 << 20)
 bool fsti_gds_probe(fsti_file *file, bool is_hip, void *scratch, char *reason, size_t reason_size);
 
 /// Takes pages that were copied from the mapping off this process's account; they stay in the page

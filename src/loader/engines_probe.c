@@ -56,7 +56,7 @@ static void describe_gds(fst_device_kind kind, bool has_driver, fsti_file *file,
     out->usable = fsti_gds_usable(is_hip, out->reason, sizeof out->reason);
     if (!out->usable || file == NULL) return;
     out->usable = fsti_device_get((fst_device){kind, 0}, &device, &error) == FST_OK &&
-                  fsti_buffer_device(device, FSTI_GDS_PROBE_BYTES, &scratch, &error) == FST_OK;
+                  fsti_buffer_device(device, FSTI_GDS_SCRATCH_BYTES, &scratch, &error) == FST_OK;
     if (!out->usable) {
         snprintf(out->reason, sizeof out->reason, "%.190s", error.message);
         return;

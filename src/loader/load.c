@@ -113,7 +113,8 @@ static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wan
                                                                        : gap,
                              .chunk_bytes_max = loader->mode == FST_MODE_MAP ? 0
                                                 : loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX
-                                                                         : FSTI_PLAN_CHUNK_BYTES};
+                                                                         : FSTI_PLAN_CHUNK_BYTES,
+                             .to_device = loader->device != NULL};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 

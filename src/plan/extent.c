@@ -7,18 +7,15 @@
 /// A linear extent takes pages of its own; below this the bytes are scattered instead.
 #define LINEAR_BYTES_MIN ((uint64_t)64 << 10)
 
-static uint64_t segment_end(const fsti_plan_segment *segment) {
-    return segment->file_offset + (segment->run_count - 1) * segment->stride_bytes +
-           segment->run_bytes;
-}
-
 /// True when the item may lie in the buffer as its bytes lie in the file: one piece, ours to
-/// place, and at a file offset that its dtype's alignment allows.
+/// place, and at a file offset that its dtype's alignment, or the device, allows.
 static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segment) {
     const fsti_plan_item *item = &build->plan->items[segment->item];
     if (item->destination != NULL || item->is_converted) return false;
     if (segment->run_bytes != item->size_bytes) return false;
     uint32_t alignment = fsti_dtype_alignment((fst_dtype)plan_tensor(build, item)->dtype);
+    bool is_vector = build->rules->to_device && item->size_bytes >= FSTI_PLAN_VECTOR_BYTES;
+    if (is_vector && alignment < FSTI_PLAN_VECTOR_BYTES) alignment = FSTI_PLAN_VECTOR_BYTES;
     return segment->file_offset % alignment == 0;
 }
 
@@ -36,7 +33,7 @@ static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
                         const fsti_plan_segment *segment, uint32_t file, bool linear) {
     if (extent->segment_count == 0 || extent->file != file) return false;
     if (segment->file_offset < extent->end) return false;
-    uint64_t gap = segment->file_offset - extent->end, end = segment_end(segment);
+    uint64_t gap = segment->file_offset - extent->end, end = fsti_plan_segment_end(segment);
     if (gap > build->gap_bytes) return false;
     if (linear != extent->linear || (linear && gap > FSTI_PLAN_PAGE_BYTES)) {
         // A large linear part is kept apart: scattering costs it the straight way to memory.
@@ -61,7 +58,7 @@ static fst_status cut_extents(plan_build *build, uint32_t batch_index, size_t se
         if (join_extent(build, &extent, segment, file, linear)) continue;
         if (extent.segment_count > 0) FST_TRY(push_extent(build, &extent));
         extent = (fsti_plan_extent){.begin = segment->file_offset,
-                                    .end = segment_end(segment),
+                                    .end = fsti_plan_segment_end(segment),
                                     .segment_first = i,
                                     .segment_count = 1,
                                     .file = file,
@@ -85,12 +82,16 @@ static uint64_t place_linear(fsti_plan *plan, fsti_plan_extent *extent, uint64_t
 }
 
 /// Items of other extents are packed; an item of many segments is placed at its first.
-static uint64_t place_scattered(fsti_plan *plan, const fsti_plan_extent *extent, uint64_t cursor) {
+static uint64_t place_scattered(const plan_build *build, const fsti_plan_extent *extent,
+                                uint64_t cursor) {
+    fsti_plan *plan = build->plan;
+    uint32_t alignment =
+        build->rules->to_device ? FSTI_PLAN_DEVICE_ALIGNMENT : FSTI_PLAN_TENSOR_ALIGNMENT;
     for (size_t i = 0; i < extent->segment_count; i++) {
         const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
         fsti_plan_item *item = &plan->items[segment->item];
         if (segment->item_offset != 0 || item->destination != NULL) continue;
-        item->buffer_offset = fsti_align_up(cursor, FSTI_PLAN_TENSOR_ALIGNMENT);
+        item->buffer_offset = fsti_align_up(cursor, alignment);
         cursor = item->buffer_offset + item->size_bytes;
     }
     return cursor;
@@ -125,7 +126,7 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
         if (number < item->segment_first) item->segment_first = number;
         item->segment_end = number + 1;
         uint64_t low = (segment->file_offset - origin) / step;
-        uint64_t high = (segment_end(segment) - 1 - origin) / step;
+        uint64_t high = (fsti_plan_segment_end(segment) - 1 - origin) / step;
         if (first + low < item->chunk_first) item->chunk_first = (uint32_t)(first + low);
         if (first + high + 1 > item->chunk_end) item->chunk_end = (uint32_t)(first + high + 1);
     }
@@ -148,7 +149,7 @@ fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size
     }
     for (size_t i = extent_first; i < plan->extent_count; i++) {
         mark_conversions(plan, &plan->extents[i]);
-        if (!plan->extents[i].linear) cursor = place_scattered(plan, &plan->extents[i], cursor);
+        if (!plan->extents[i].linear) cursor = place_scattered(build, &plan->extents[i], cursor);
         FST_TRY(cut_chunks(build, (uint32_t)i));
     }
     batch->chunk_end = (uint32_t)plan->chunk_count;

@@ -29,6 +29,10 @@
 #define FSTI_PLAN_PAGE_BYTES 4096u
 /// Alignment of tensors that are placed one by one.
 #define FSTI_PLAN_TENSOR_ALIGNMENT 64u
+/// The same for devices, and what is asked of a tensor that lies there as it lies in the file: half
+/// of all files begin their data at 8 modulo 16, and one scalar shifts all that follows it.
+#define FSTI_PLAN_DEVICE_ALIGNMENT 256u
+#define FSTI_PLAN_VECTOR_BYTES 16u
 
 /// A tensor asked for, resolved to file and header entry.
 typedef struct fsti_plan_want {
@@ -47,6 +51,7 @@ typedef struct fsti_plan_rules {
     uint64_t batch_bytes_max;    ///< UINT64_MAX: a batch a file
     uint64_t coalesce_gap_bytes; ///< less than a chunk counts: no chunk is a gap alone
     uint64_t chunk_bytes_max;    ///< a power of two; 0: views, whose chunks may be of any size
+    bool to_device; ///< kernels read vectors of 16 bytes, and expect what allocators align
 } fsti_plan_rules;
 
 typedef struct fsti_plan_item {
@@ -74,6 +79,11 @@ typedef struct fsti_plan_segment {
     uint32_t run_count;
     uint32_t item;
 } fsti_plan_segment;
+
+static inline uint64_t fsti_plan_segment_end(const fsti_plan_segment *segment) {
+    return segment->file_offset + (segment->run_count - 1) * segment->stride_bytes +
+           segment->run_bytes;
+}
 
 typedef struct fsti_plan_extent {
     uint64_t begin, end;    ///< bytes of the file

@@ -27,7 +27,7 @@ static bool probe_files(fsti_pipeline *pipeline, void *scratch) {
 
 static fst_status probe_with_scratch(fsti_pipeline *pipeline, bool *good, fst_error *error) {
     fsti_buffer *scratch;
-    FST_TRY(fsti_buffer_device(pipeline->job.device, FSTI_GDS_PROBE_BYTES, &scratch, error));
+    FST_TRY(fsti_buffer_device(pipeline->job.device, FSTI_GDS_SCRATCH_BYTES, &scratch, error));
     fst_status status = fsti_device_lane_begin(pipeline, error);
     if (status == FST_OK) {
         *good = probe_files(pipeline, scratch->data);

@@ -2,6 +2,7 @@
 /// The way to a device: a chunk is read into a slot of locked memory, sent on a stream, and done
 /// when its event says so. Slots go round in the order in which they were sent: workers fill them,
 /// whoever needs one waits for the oldest. Nothing is awaited per tensor.
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,10 +10,14 @@
 #include "pipeline.h"
 
 #define NO_SLOT UINT32_MAX
+/// How far ahead it is looked for a chunk that needs the kernel.
+#define CHUNKS_LOOKED_AT 64u
 
 struct device_lane {
     fsti_device *device;
     fsti_ring *ring;
+    pthread_t kernel_thread; ///< loads the kernel while the first chunks are read
+    bool has_kernel_thread;
     atomic_bool lacks_kernels; ///< the device could not do what was asked of it
     pthread_mutex_t lock;      ///< for what follows
     pthread_cond_t slot_changed;
@@ -20,6 +25,7 @@ struct device_lane {
     uint32_t free_count;
     uint32_t sent[FSTI_RING_SLOT_COUNT_MAX]; ///< a queue of slots, oldest at `sent_first`
     uint32_t sent_first, sent_count;
+    bool is_reaping;                           ///< somebody asks the driver for the oldest
     uint32_t chunks[FSTI_RING_SLOT_COUNT_MAX]; ///< by slot
     char *data[FSTI_RING_SLOT_COUNT_MAX];
 };
@@ -27,18 +33,72 @@ struct device_lane {
 static uint32_t slots_wanted(const fsti_job *job) {
     uint64_t slots = job->ring_bytes / FSTI_RING_CHUNK_BYTES_MAX;
     // A small model needs no more than it has chunks.
-    return (uint32_t)fsti_min(fsti_max(slots, 2), fsti_max(job->plan->chunk_count, 2));
+    slots = fsti_min(fsti_max(slots, 2), fsti_max(job->plan->chunk_count, 2));
+    return (uint32_t)fsti_min(slots, FSTI_RING_SLOT_COUNT_MAX);
 }
 
 static fst_status fill_lane(fsti_pipeline *pipeline, device_lane *lane, fst_error *error) {
     const fsti_job *job = &pipeline->job;
-    FST_TRY(fsti_ring_take(job->device, slots_wanted(job), &lane->ring, error));
-    lane->free_count = fsti_ring_slot_count(lane->ring);
-    // A kept ring may have more slots than this load may use.
-    lane->free_count = (uint32_t)fsti_min(lane->free_count, slots_wanted(job));
+    FST_TRY(fsti_ring_take(job->device, &lane->ring, error));
+    lane->free_count = slots_wanted(job);
     for (uint32_t i = 0; i < lane->free_count; i++) lane->free_slots[i] = lane->free_count - 1 - i;
     if (job->stream != 0) FST_TRY(fsti_ring_follow(lane->ring, job->stream, error));
     return FST_OK;
+}
+
+fst_status fsti_device_lane_follow(fsti_pipeline *pipeline, fst_error *error) {
+    const fsti_job *job = &pipeline->job;
+    if (job->stream == 0) return FST_OK;
+    FST_TRY(fsti_device_lane_begin(pipeline, error));
+    fst_status status = fsti_ring_follow(pipeline->device_lane->ring, job->stream, error);
+    fsti_device_lane_end(pipeline);
+    return status;
+}
+
+/// Whether a chunk may be more than a few plain copies: then the kernel takes it apart. That has to
+/// be loaded first, so nobody asks for it who can do without.
+static bool wants_kernel(const fsti_plan *plan, const fsti_plan_chunk *chunk) {
+    const fsti_plan_extent *extent = &plan->extents[chunk->extent];
+    const fsti_plan_segment *segments = &plan->segments[extent->segment_first];
+    if (extent->converts) return true;
+    // The first segment that ends behind the chunk's beginning: they lie in the file's order.
+    size_t low = 0, high = extent->segment_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (fsti_plan_segment_end(&segments[middle]) <= chunk->begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    uint64_t pieces = 0;
+    for (size_t i = low; i < extent->segment_count && segments[i].file_offset < chunk->end; i++) {
+        if (segments[i].run_count > 1) return true;
+        if (++pieces > FSTI_RING_COPY_COUNT_MAX) return true;
+    }
+    return false;
+}
+
+static void *load_kernel(void *argument) {
+    device_lane *lane = argument;
+    if (fsti_device_enter(lane->device, NULL) != FST_OK) return NULL;
+    fsti_device_has_kernels(lane->device); // whoever needs it asks again, and is told why not
+    fsti_device_leave(lane->device);
+    return NULL;
+}
+
+/// Of a load that needs the kernel the first chunk that is scattered says so, or none does.
+static void load_kernel_ahead(const fsti_pipeline *pipeline, device_lane *lane) {
+    const fsti_plan *plan = pipeline->job.plan;
+    sigset_t all, before;
+    bool wanted = false;
+    for (size_t i = 0; i < plan->chunk_count && i < CHUNKS_LOOKED_AT && !wanted; i++)
+        wanted =
+            !plan->extents[plan->chunks[i].extent].linear && wants_kernel(plan, &plan->chunks[i]);
+    if (!wanted || plan->chunk_count == 1) return;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    lane->has_kernel_thread = pthread_create(&lane->kernel_thread, NULL, load_kernel, lane) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 fst_status fsti_device_lane_open(fsti_pipeline *pipeline, fst_error *error) {
@@ -51,12 +111,14 @@ fst_status fsti_device_lane_open(fsti_pipeline *pipeline, fst_error *error) {
     FST_TRY(fsti_device_lane_begin(pipeline, error));
     fst_status status = fill_lane(pipeline, lane, error);
     fsti_device_lane_end(pipeline);
+    if (status == FST_OK) load_kernel_ahead(pipeline, lane);
     return status;
 }
 
 void fsti_device_lane_close(fsti_pipeline *pipeline) {
     device_lane *lane = pipeline->device_lane;
     if (lane == NULL) return;
+    if (lane->has_kernel_thread) pthread_join(lane->kernel_thread, NULL);
     if (lane->ring != NULL && fsti_device_lane_begin(pipeline, NULL) == FST_OK) {
         fsti_ring_drain(lane->ring);
         fsti_ring_give(lane->ring);
@@ -90,48 +152,62 @@ static void free_slot(device_lane *lane, uint32_t slot) {
     pthread_mutex_unlock(&lane->lock);
 }
 
-/// Takes the oldest slot that was sent out of the queue; NO_SLOT when none is. The lock is held.
-static uint32_t pop_sent(device_lane *lane) {
+/// Waits while somebody else waits for the oldest slot; true when that was so. The lock is held.
+static bool wait_for_reaper(fsti_pipeline *pipeline) {
+    device_lane *lane = pipeline->device_lane;
+    if (!lane->is_reaping || atomic_load(&pipeline->stop)) return lane->is_reaping;
+    pthread_cond_wait(&lane->slot_changed, &lane->lock);
+    return true;
+}
+
+/// Takes the oldest slot out of the queue when it has arrived, else NO_SLOT. The lock is held, but
+/// not while the driver is asked.
+static uint32_t pop_arrived(device_lane *lane, bool wait, worker_counts *counts, fst_status *status,
+                            fst_error *error) {
+    bool arrived = false;
     if (lane->sent_count == 0) return NO_SLOT;
     uint32_t slot = lane->sent[lane->sent_first];
+    pthread_mutex_unlock(&lane->lock);
+    uint64_t start_ns = fsti_now_ns();
+    *status = fsti_ring_arrived(lane->ring, slot, wait, &arrived, error);
+    counts->device_wait_ns += fsti_now_ns() - start_ns;
+    pthread_mutex_lock(&lane->lock);
+    if (*status == FST_OK && !arrived) return NO_SLOT;
     lane->sent_first = (lane->sent_first + 1) % FSTI_RING_SLOT_COUNT_MAX;
     lane->sent_count--;
     return slot;
 }
 
-/// Puts it back as the oldest: it has not arrived.
-static void unpop_sent(device_lane *lane, uint32_t slot) {
-    pthread_mutex_lock(&lane->lock);
-    lane->sent_first = (lane->sent_first + FSTI_RING_SLOT_COUNT_MAX - 1) % FSTI_RING_SLOT_COUNT_MAX;
-    lane->sent[lane->sent_first] = slot;
-    lane->sent_count++;
-    pthread_cond_signal(&lane->slot_changed);
-    pthread_mutex_unlock(&lane->lock);
-}
-
+/// One thread at a time asks for the oldest slot: the others fill free ones meanwhile, or sleep
+/// until there is one.
 fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
                                  worker_counts *counts, fst_error *error) {
     device_lane *lane = pipeline->device_lane;
+    fst_status status = FST_OK;
     *any = false;
-    for (;;) {
-        bool arrived = false;
-        pthread_mutex_lock(&lane->lock);
-        uint32_t slot = pop_sent(lane);
+    pthread_mutex_lock(&lane->lock);
+    if (lane->is_reaping) {
+        *any = wait && wait_for_reaper(pipeline);
         pthread_mutex_unlock(&lane->lock);
-        if (slot == NO_SLOT) return FST_OK;
-        uint64_t start_ns = fsti_now_ns();
-        fst_status status = fsti_ring_arrived(lane->ring, slot, wait && !*any, &arrived, error);
-        counts->device_wait_ns += fsti_now_ns() - start_ns;
-        if (status == FST_OK && !arrived) {
-            unpop_sent(lane, slot);
-            return FST_OK;
-        }
+        return FST_OK;
+    }
+    lane->is_reaping = true;
+    while (status == FST_OK) {
+        uint32_t slot = pop_arrived(lane, wait && !*any, counts, &status, error);
+        if (slot == NO_SLOT) break;
         uint32_t chunk = lane->chunks[slot];
-        free_slot(lane, slot);
-        FST_TRY(status);
+        lane->free_slots[lane->free_count++] = slot;
+        pthread_cond_signal(&lane->slot_changed);
+        if (status != FST_OK) break;
+        pthread_mutex_unlock(&lane->lock);
         fsti_pipeline_finish(pipeline, chunk, counts);
         *any = true;
+        pthread_mutex_lock(&lane->lock);
     }
+    lane->is_reaping = false;
+    pthread_cond_broadcast(&lane->slot_changed);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
 }
 
 /// A free slot, or NO_SLOT. With `wait` it sleeps while others fill all of them.
@@ -188,15 +264,6 @@ static fst_status send_linear(fsti_pipeline *pipeline, uint32_t chunk, uint32_t 
     return fsti_ring_send(pipeline->device_lane->ring, slot, &parcel, error);
 }
 
-/// Whether a chunk of the extent may be more than a few plain copies. The kernel is compiled by the
-/// driver when it is first wanted, which takes longer than many a load.
-static bool wants_kernel(const fsti_plan *plan, const fsti_plan_extent *extent) {
-    if (extent->converts || extent->segment_count > FSTI_RING_COPY_COUNT_MAX) return true;
-    for (size_t i = 0; i < extent->segment_count; i++)
-        if (plan->segments[extent->segment_first + i].run_count > 1) return true;
-    return false;
-}
-
 static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32_t slot,
                                  worker_counts *counts, fst_error *error) {
     device_lane *lane = pipeline->device_lane;
@@ -206,7 +273,7 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
     const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
     uint64_t origin = fsti_chunk_origin(range);
     parcel_maker *maker;
-    bool wanted = wants_kernel(plan, extent);
+    bool wanted = wants_kernel(plan, range);
     bool has_kernels = wanted && fsti_device_has_kernels(lane->device);
     if (wanted && !has_kernels) atomic_store(&lane->lacks_kernels, true);
     FST_TRY(fsti_parcel_open(lane->ring, slot, lane->data[slot], has_kernels, &maker, error));
@@ -272,8 +339,7 @@ void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t 
     text[0] = '\0';
     if (lane == NULL) return;
     snprintf(text, size, ", copied to the device through %u slots of %u MiB%s%s, gds: %s",
-             (unsigned)fsti_min(slots_wanted(&pipeline->job), fsti_ring_slot_count(lane->ring)),
-             (unsigned)(FSTI_RING_CHUNK_BYTES_MAX >> 20),
+             (unsigned)slots_wanted(&pipeline->job), (unsigned)(FSTI_RING_CHUNK_BYTES_MAX >> 20),
              fsti_ring_is_locked(lane->ring) ? "" : ", not all of them locked (slower)",
              atomic_load(&lane->lacks_kernels) ? ", taken apart by the processors" : "",
              pipeline->gds_reason);

@@ -136,6 +136,8 @@ void fsti_device_lane_wake(fsti_pipeline *pipeline);
 /// A worker's life with the device: its context is the thread's between these.
 fst_status fsti_device_lane_begin(fsti_pipeline *pipeline, fst_error *error);
 void fsti_device_lane_end(fsti_pipeline *pipeline);
+/// Memory of the caller's has come: copies from now on wait for what its stream has queued by now.
+fst_status fsti_device_lane_follow(fsti_pipeline *pipeline, fst_error *error);
 /// A free slot for a chunk, into pipeline->chunks[chunk].slot, and its memory; *data is NULL when
 /// there is none (or, with `wait`, when the pipeline stops).
 fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool wait, char **data,
@@ -157,7 +159,8 @@ fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker
 fst_status fsti_device_lane_send_parcel(fsti_pipeline *pipeline, uint32_t chunk,
                                         const fsti_ring_parcel *parcel, worker_counts *counts,
                                         fst_error *error);
-/// Finishes chunks that have arrived; with `wait` at least one. *any: whether there was one.
+/// Finishes chunks that have arrived; with `wait` at least one, or somebody else did meanwhile.
+/// *any: whether there was one.
 fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
                                  worker_counts *counts, fst_error *error);
 /// ", through 64 MiB of locked memory, .." for the statistics.

@@ -52,14 +52,21 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
 }
 
 /// *placed: it was given a NUMA policy.
-static fst_status make_buffer(const fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                               fsti_buffer **out, bool *placed, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     *out = NULL;
     *placed = false;
     if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
-    if (job->allocator != NULL)
-        return fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error);
+    if (job->allocator != NULL) {
+        FST_TRY(fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error));
+        if (pipeline->device_lane == NULL) return FST_OK;
+        fst_status status = fsti_device_lane_follow(pipeline, error);
+        if (status == FST_OK) return FST_OK;
+        fsti_buffer_unref(*out);
+        *out = NULL;
+        return status;
+    }
     if (job->locks_memory)
         return fsti_buffer_registered(job->device, batch->buffer_bytes, out, error);
     if (job->device != NULL)

@@ -6,17 +6,30 @@
 #define FAKE_GPU_H
 
 /// Settings, by name, also from the environment as FAKE_GPU_<NAME> when the driver starts:
-///   devices, memory (bytes a device), version, integrated, delay_us (most, a queued operation),
-///   fail_at (the n-th call from now fails), fail_code, no_lock (memory can't be locked),
-///   init_code, no_kernels, other_address (locked memory has another address for the device)
+///   devices, memory (bytes a device), version, integrated, capability (90: 9.0)
+///   delay_us (most, a queued operation), fail_at (the n-th call from now fails), fail_code,
+///   no_lock (memory can't be locked), init_code, no_kernels, no_binaries (PTX alone is taken),
+///   other_address (locked memory has another address for the device),
+///   capturing (a graph is being captured: calls that end that fail with 900, unless their thread
+///   has asked to be let through), sticky (what every call answers from now on), gone (1: the
+///   driver has ended)
+/// Costs: free_us, alloc_us, module_us, lock_us and lock_mib_us (one at a time), wake_us (of who
+///   sleeps for an event), bus_mbps (0: as fast as memory) and copy_us (a copy); no_bytes: nothing
+///   is moved, only the time passes.
 /// fake_gpu_fail() names the function that fails, by the CUDA name; NULL: any.
 typedef void (*fake_gpu_set_function)(const char *name, long value);
 typedef void (*fake_gpu_fail_function)(const char *function, long nth_call, long code);
 /// Counters: allocations, allocated_bytes, locked_bytes, contexts (bits of devices), streams,
-/// events, calls, copies, launches, depth (contexts pushed by this thread), fail_left.
+/// events, calls, copies, launches, copied_out, pageable (copies of memory that is not locked),
+/// alloc_calls, free_calls, lock_calls, stream_calls, module_calls, binaries, queries,
+/// blocking_waits, broken_captures, first_copy_calls and first_copy_allocs (as they were at the
+/// first copy since copies was set to 0), depth (contexts pushed by this thread), fail_left.
 typedef long (*fake_gpu_get_function)(const char *name);
 /// Queues a delay and then a fill of memory on a stream.
 typedef void (*fake_gpu_fill_function)(void *stream, long delay_us, void *target, int byte,
                                        unsigned long size);
+/// Holds a stream (0: the legacy one) until fake_gpu_let_go().
+typedef void (*fake_gpu_hold_function)(void *stream);
+typedef void (*fake_gpu_let_go_function)(void);
 
 #endif

@@ -20,8 +20,10 @@ struct fake_stream {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     queued *first, **last;
-    bool is_busy, is_closing;
+    const queued *running;
+    bool is_blocking, is_closing;
     unsigned seed;
+    fake_stream *next; ///< of all that are open
 };
 
 struct fake_event {
@@ -29,9 +31,14 @@ struct fake_event {
     pthread_cond_t changed;
     long recorded, done;
     int refs; ///< its owner's and those of work in queues
+    bool blocks;
 };
 
 static atomic_uint next_seed = 1;
+static struct {
+    pthread_mutex_t lock;
+    fake_stream *first, *legacy;
+} streams = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void event_unref(fake_event *event) {
     pthread_mutex_lock(&event->lock);
@@ -53,24 +60,25 @@ static void *run_stream(void *argument) {
         if (item == NULL) break;
         stream->first = item->next;
         if (stream->first == NULL) stream->last = &stream->first;
-        stream->is_busy = true;
+        stream->running = item;
         stream->seed = stream->seed * 1103515245u + 12345u;
         unsigned chance = stream->seed >> 16;
         pthread_mutex_unlock(&stream->lock);
         if (item->delay_us > 0) usleep((useconds_t)(chance % (unsigned long)item->delay_us));
         item->work.run(&item->work);
-        free(item);
         pthread_mutex_lock(&stream->lock);
-        stream->is_busy = false;
+        stream->running = NULL;
+        free(item);
         pthread_cond_broadcast(&stream->changed);
     }
     pthread_mutex_unlock(&stream->lock);
     return NULL;
 }
 
-fake_stream *fake_stream_open(void) {
+static fake_stream *open_stream(bool blocking) {
     fake_stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL) return NULL;
+    stream->is_blocking = blocking;
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->changed, NULL);
     stream->last = &stream->first;
@@ -80,7 +88,33 @@ fake_stream *fake_stream_open(void) {
     return NULL;
 }
 
+fake_stream *fake_stream_open(bool blocking) {
+    fake_stream *stream = open_stream(blocking);
+    if (stream == NULL) return NULL;
+    pthread_mutex_lock(&streams.lock);
+    stream->next = streams.first;
+    streams.first = stream;
+    pthread_mutex_unlock(&streams.lock);
+    return stream;
+}
+
+fake_stream *fake_stream_legacy(void) {
+    pthread_mutex_lock(&streams.lock);
+    if (streams.legacy == NULL) streams.legacy = open_stream(false);
+    fake_stream *legacy = streams.legacy;
+    pthread_mutex_unlock(&streams.lock);
+    if (legacy == NULL) abort();
+    return legacy;
+}
+
 void fake_stream_close(fake_stream *stream) {
+    pthread_mutex_lock(&streams.lock);
+    for (fake_stream **place = &streams.first; *place != NULL; place = &(*place)->next) {
+        if (*place != stream) continue;
+        *place = stream->next;
+        break;
+    }
+    pthread_mutex_unlock(&streams.lock);
     pthread_mutex_lock(&stream->lock);
     stream->is_closing = true;
     pthread_cond_broadcast(&stream->changed);
@@ -94,18 +128,46 @@ void fake_stream_close(fake_stream *stream) {
 void fake_stream_sync(fake_stream *stream) {
     if (stream == NULL) return;
     pthread_mutex_lock(&stream->lock);
-    while (stream->first != NULL || stream->is_busy)
+    while (stream->first != NULL || stream->running != NULL)
         pthread_cond_wait(&stream->changed, &stream->lock);
     pthread_mutex_unlock(&stream->lock);
 }
 
-void fake_stream_add(fake_stream *stream, const fake_work *work, long delay_us) {
-    queued *item = stream == NULL ? NULL : malloc(sizeof *item);
-    if (item == NULL) {
-        fake_work now = *work;
-        now.run(&now);
-        return;
-    }
+void fake_streams_sync(void) {
+    pthread_mutex_lock(&streams.lock);
+    fake_stream_sync(streams.legacy);
+    for (fake_stream *one = streams.first; one != NULL; one = one->next) fake_stream_sync(one);
+    pthread_mutex_unlock(&streams.lock);
+}
+
+static bool overlaps(const fake_work *work, const char *begin, size_t size) {
+    const char *target = work->target, *source = work->source;
+    bool writes = target < begin + size && begin < target + work->size;
+    return work->is_copy && (writes || (source < begin + size && begin < source + work->size));
+}
+
+static bool stream_uses(fake_stream *stream, const char *begin, size_t size) {
+    if (stream == NULL) return false;
+    pthread_mutex_lock(&stream->lock);
+    bool uses = stream->running != NULL && overlaps(&stream->running->work, begin, size);
+    for (const queued *item = stream->first; item != NULL && !uses; item = item->next)
+        uses = overlaps(&item->work, begin, size);
+    pthread_mutex_unlock(&stream->lock);
+    return uses;
+}
+
+bool fake_streams_use(const void *begin, size_t size) {
+    pthread_mutex_lock(&streams.lock);
+    bool uses = stream_uses(streams.legacy, begin, size);
+    for (fake_stream *one = streams.first; one != NULL && !uses; one = one->next)
+        uses = stream_uses(one, begin, size);
+    pthread_mutex_unlock(&streams.lock);
+    return uses;
+}
+
+static void queue_work(fake_stream *stream, const fake_work *work, long delay_us) {
+    queued *item = malloc(sizeof *item);
+    if (item == NULL) abort();
     *item = (queued){*work, delay_us, NULL};
     pthread_mutex_lock(&stream->lock);
     *stream->last = item;
@@ -114,14 +176,17 @@ void fake_stream_add(fake_stream *stream, const fake_work *work, long delay_us) 
     pthread_mutex_unlock(&stream->lock);
 }
 
-fake_event *fake_event_open(void) {
+fake_event *fake_event_open(bool blocks) {
     fake_event *event = calloc(1, sizeof *event);
     if (event == NULL) return NULL;
     pthread_mutex_init(&event->lock, NULL);
     pthread_cond_init(&event->changed, NULL);
     event->refs = 1;
+    event->blocks = blocks;
     return event;
 }
+
+bool fake_event_blocks(const fake_event *event) { return event->blocks; }
 
 void fake_event_close(fake_event *event) { event_unref(event); }
 
@@ -138,7 +203,7 @@ void fake_event_record(fake_event *event, fake_stream *stream, long delay_us) {
     fake_work work = {.run = happen, .event = event, .event_turn = ++event->recorded};
     event->refs++;
     pthread_mutex_unlock(&event->lock);
-    fake_stream_add(stream, &work, delay_us);
+    queue_work(stream, &work, delay_us);
 }
 
 static void wait_for(fake_event *event, long turn) {
@@ -157,7 +222,7 @@ void fake_event_follow(fake_event *event, fake_stream *stream) {
     fake_work work = {.run = hold_stream, .event = event, .event_turn = event->recorded};
     event->refs++;
     pthread_mutex_unlock(&event->lock);
-    fake_stream_add(stream, &work, 0);
+    queue_work(stream, &work, 0);
 }
 
 bool fake_event_done(fake_event *event) {
@@ -172,4 +237,23 @@ void fake_event_sync(fake_event *event) {
     long turn = event->recorded;
     pthread_mutex_unlock(&event->lock);
     wait_for(event, turn);
+}
+
+/// What is queued on `later` from now on waits for what is queued on `earlier` now.
+static void order_streams(fake_stream *earlier, fake_stream *later) {
+    fake_event *event = fake_event_open(false);
+    if (event == NULL) abort();
+    fake_event_record(event, earlier, 0);
+    fake_event_follow(event, later);
+    fake_event_close(event);
+}
+
+void fake_stream_add(fake_stream *stream, const fake_work *work, long delay_us) {
+    pthread_mutex_lock(&streams.lock);
+    fake_stream *legacy = streams.legacy;
+    if (stream->is_blocking && legacy != NULL) order_streams(legacy, stream);
+    for (fake_stream *one = streams.first; one != NULL && stream == legacy; one = one->next)
+        if (one->is_blocking) order_streams(one, legacy);
+    pthread_mutex_unlock(&streams.lock);
+    queue_work(stream, work, delay_us);
 }

@@ -18,17 +18,28 @@ typedef struct fake_work {
     const void *source;
     size_t size;
     int byte;
-    struct fake_work *next;
+    long long queued_ns;
+    bool is_copy; ///< its memory must not go before it is done
 } fake_work;
 
-fake_stream *fake_stream_open(void);
+/// `blocking`: in order with the legacy stream, as streams are unless they are told not to.
+fake_stream *fake_stream_open(bool blocking);
+/// The stream that the handle 0 stands for: in order with every blocking one.
+fake_stream *fake_stream_legacy(void);
 /// Finishes what is queued.
 void fake_stream_close(fake_stream *stream);
 void fake_stream_sync(fake_stream *stream);
 /// Queues work (copied); NULL runs it now. Each piece of work first sleeps up to `delay_us`.
 void fake_stream_add(fake_stream *stream, const fake_work *work, long delay_us);
 
-fake_event *fake_event_open(void);
+/// Waits for all that is queued anywhere.
+void fake_streams_sync(void);
+/// Whether a queued copy reads or writes there.
+bool fake_streams_use(const void *begin, size_t size);
+
+/// `blocks`: whoever waits for it sleeps.
+fake_event *fake_event_open(bool blocks);
+bool fake_event_blocks(const fake_event *event);
 void fake_event_close(fake_event *event);
 void fake_event_record(fake_event *event, fake_stream *stream, long delay_us);
 void fake_event_follow(fake_event *event, fake_stream *stream);

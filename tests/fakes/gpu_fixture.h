@@ -18,6 +18,8 @@ typedef struct gpu_fake {
     fake_gpu_fail_function fail;
     fake_gpu_get_function get;
     fake_gpu_fill_function fill;
+    fake_gpu_hold_function hold;
+    fake_gpu_let_go_function let_go;
 } gpu_fake;
 
 /// 0: CUDA's, 1: HIP's.

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What tests set and count, and what a driver answers before it does anything: failures that a
+/// test asks for, errors that stay, a driver that is gone, graphs that are being captured.
+#ifndef FAKE_NUMBERS_H
+#define FAKE_NUMBERS_H
+
+#include <stdbool.h>
+
+/// X(identifier, name, value at the start): settings, then counters.
+#define FAKE_NUMBERS(X)                                                                            \
+    X(DEVICES, "devices", 2)                                                                       \
+    X(MEMORY, "memory", 1l << 32)                                                                  \
+    X(VERSION, "version", 12040)                                                                   \
+    X(INTEGRATED, "integrated", 0)                                                                 \
+    X(CAPABILITY, "capability", 90)                                                                \
+    X(DELAY_US, "delay_us", 0)                                                                     \
+    X(FAIL_AT, "fail_at", 0)                                                                       \
+    X(FAIL_CODE, "fail_code", 999)                                                                 \
+    X(NO_LOCK, "no_lock", 0)                                                                       \
+    X(INIT_CODE, "init_code", 0)                                                                   \
+    X(NO_KERNELS, "no_kernels", 0)                                                                 \
+    X(NO_BINARIES, "no_binaries", 0)                                                               \
+    X(NO_BYTES, "no_bytes", 0)                                                                     \
+    X(OTHER_ADDRESS, "other_address", 0)                                                           \
+    X(CAPTURING, "capturing", 0)                                                                   \
+    X(STICKY, "sticky", 0)                                                                         \
+    X(GONE, "gone", 0)                                                                             \
+    X(FREE_US, "free_us", 0)                                                                       \
+    X(ALLOC_US, "alloc_us", 0)                                                                     \
+    X(MODULE_US, "module_us", 0)                                                                   \
+    X(LOCK_US, "lock_us", 0)                                                                       \
+    X(LOCK_MIB_US, "lock_mib_us", 0)                                                               \
+    X(WAKE_US, "wake_us", 0)                                                                       \
+    X(COPY_US, "copy_us", 0)                                                                       \
+    X(BUS_MBPS, "bus_mbps", 0)                                                                     \
+    X(ALLOCATIONS, "allocations", 0)                                                               \
+    X(ALLOCATED_BYTES, "allocated_bytes", 0)                                                       \
+    X(LOCKED_BYTES, "locked_bytes", 0)                                                             \
+    X(CONTEXTS, "contexts", 0)                                                                     \
+    X(STREAMS, "streams", 0)                                                                       \
+    X(EVENTS, "events", 0)                                                                         \
+    X(CALLS, "calls", 0)                                                                           \
+    X(COPIES, "copies", 0)                                                                         \
+    X(LAUNCHES, "launches", 0)                                                                     \
+    X(ALLOC_CALLS, "alloc_calls", 0)                                                               \
+    X(FREE_CALLS, "free_calls", 0)                                                                 \
+    X(LOCK_CALLS, "lock_calls", 0)                                                                 \
+    X(STREAM_CALLS, "stream_calls", 0)                                                             \
+    X(MODULE_CALLS, "module_calls", 0)                                                             \
+    X(BINARIES, "binaries", 0)                                                                     \
+    X(QUERIES, "queries", 0)                                                                       \
+    X(BLOCKING_WAITS, "blocking_waits", 0)                                                         \
+    X(BROKEN_CAPTURES, "broken_captures", 0)                                                       \
+    X(FIRST_COPY_CALLS, "first_copy_calls", 0)                                                     \
+    X(FIRST_COPY_ALLOCS, "first_copy_allocs", 0)                                                   \
+    X(COPIED_OUT, "copied_out", 0)                                                                 \
+    X(PAGEABLE, "pageable", 0)
+
+enum {
+#define FAKE_IDENTIFIER(identifier, name, value) identifier,
+    FAKE_NUMBERS(FAKE_IDENTIFIER)
+#undef FAKE_IDENTIFIER
+        NUMBER_COUNT
+};
+
+long fake_number(int index);
+void fake_number_set(int index, long value);
+/// Returns what it was.
+long fake_number_add(int index, long value);
+void fake_number_or(int index, long bits);
+/// FAKE_GPU_<NAME> of the environment.
+void fake_numbers_read(void);
+/// What a call answers before it does anything; 0: it goes on.
+int fake_call_begin(const char *function);
+/// The same for calls that give something back: what fails there is lost, so no failure is asked
+/// for.
+int fake_call_end(const char *function);
+/// Sleeps; nothing for 0.
+void fake_sleep_us(long us);
+/// The thread's mode of capture: swapped.
+void fake_capture_exchange(int *mode);
+
+#endif
