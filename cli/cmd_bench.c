@@ -263,19 +263,18 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     bench_request request = {.count = 7};
     cli_operands operands;
-    int code = cli_parse(&bench_command, argv, &request, &operands);
+    int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     return bench_model(operands.words[0], &request);
 }
 
 static const cli_option options[] = {
     {'c', "cold", NULL, NULL,
-     "drop the file from the page cache before each run (default: read it into the cache)"},
-    {'r', "runs", "N", NULL, "runs of each way (7)"},
+     "drop the file from the page cache before each run (default: read it into the cache)", 0},
+    {'r', "runs", "N", NULL, "runs of each way (7)", 0},
     {0},
 };
 

@@ -58,17 +58,16 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     clean_request request = {0};
     cli_operands operands;
-    int code = cli_parse(&clean_command, argv, &request, &operands);
+    int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     return clean_path(operands.words[0], &request);
 }
 
 static const cli_option options[] = {
-    {'d', "dry-run", NULL, NULL, "say what would be removed, remove nothing"},
+    {'d', "dry-run", NULL, NULL, "say what would be removed, remove nothing", 0},
     {0},
 };
 

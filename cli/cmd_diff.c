@@ -284,11 +284,10 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     model_comparison comparison = {.metadata = true};
     cli_operands operands;
-    int code = cli_parse(&diff_command, argv, &comparison, &operands);
+    int code = cli_parse(command, argv, &comparison, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     fst_error error;
     for (int side = 0; side < 2 && code == EXIT_GOOD; side++)
@@ -306,9 +305,10 @@ static int run(int argc, char **argv) {
 static const cli_option options[] = {
     {'v', "values", NULL, NULL,
      "of tensors that differ: how many elements, by how much at most and on average; also between "
-     "dtypes, as after a conversion"},
-    {'m', "no-metadata", NULL, NULL, "metadata may differ"},
-    {'q', "quiet", NULL, NULL, "exit code only"},
+     "dtypes, as after a conversion",
+     0},
+    {'m', "no-metadata", NULL, NULL, "metadata may differ", 0},
+    {'q', "quiet", NULL, NULL, "exit code only", 0},
     {0},
 };
 
@@ -323,6 +323,7 @@ const cli_command diff_command = {
     .options = options,
     .operand_min = 2,
     .operand_max = 2,
+    .inputs = INPUTS_ALL,
     .has_json = true,
     .has_progress = true,
     .take = take,

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /// edit: other metadata, other names.
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
 #include "rewrite.h"
+#include "standard_input.h"
 
 #define CHANGE_COUNT_MAX 256
 
 typedef struct edit_request {
-    fst_metadata_entry set[CHANGE_COUNT_MAX];
-    const char *unset[CHANGE_COUNT_MAX];
+    fst_metadata_entry changes[CHANGE_COUNT_MAX]; ///< as fst_edit_options has them
     tensor_rename renames[CHANGE_COUNT_MAX];
-    size_t set_count, unset_count;
+    size_t change_count, rename_count;
     bool clear;
-    rewrite_plan plan;
+    rewrite_plan plan; ///< of a stream
 } edit_request;
 
 static int take_pair(char *text, char **left, char **right) {
@@ -32,25 +33,27 @@ static int take(void *context, int key, cli_value value) {
     char *left = NULL, *right = NULL;
     char *text = (char *)(uintptr_t)value.text; // a word of argv, which is ours
     int code = EXIT_GOOD;
-    if (request->set_count == CHANGE_COUNT_MAX || request->unset_count == CHANGE_COUNT_MAX ||
-        request->plan.rename_count == CHANGE_COUNT_MAX)
+    if (request->change_count == CHANGE_COUNT_MAX || request->rename_count == CHANGE_COUNT_MAX)
         return cli_usage("edit", "too many changes");
     switch (key) {
     case 's':
         code = take_pair(text, &left, &right);
         if (code == EXIT_GOOD && left != NULL && right != NULL)
-            request->set[request->set_count++] = (fst_metadata_entry){
+            request->changes[request->change_count++] = (fst_metadata_entry){
                 .key = left, .key_size = strlen(left), .value = right, .value_size = strlen(right)};
         return code;
+    case 'u':
+        request->changes[request->change_count++] =
+            (fst_metadata_entry){.key = value.text, .key_size = strlen(value.text)};
+        return EXIT_GOOD;
     case 'r':
         code = take_pair(text, &left, &right);
         if (code != EXIT_GOOD || left == NULL || right == NULL) return code;
         if ((strchr(left, '*') == NULL) != (strchr(right, '*') == NULL) ||
             strchr(left, '*') != strrchr(left, '*') || strchr(right, '*') != strrchr(right, '*'))
             return cli_usage("edit", "--rename takes names with one '*' each, or without");
-        request->renames[request->plan.rename_count++] = (tensor_rename){left, right};
+        request->renames[request->rename_count++] = (tensor_rename){left, right};
         return EXIT_GOOD;
-    case 'u': request->unset[request->unset_count++] = value.text; break;
     case 'c': request->clear = true; break;
     case 'q': request->plan.save.promise = FST_SAVE_QUICK; break;
     default: request->plan.dry_run = true;
@@ -58,77 +61,148 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
-static bool has_key(const fst_metadata_entry *entry, const char *key, size_t size) {
-    return entry->key_size == size && memcmp(entry->key, key, size) == 0;
+static size_t find_key(const fst_metadata_entry *entries, size_t count,
+                       const fst_metadata_entry *wanted) {
+    size_t at = 0;
+    while (at < count && (entries[at].key_size != wanted->key_size ||
+                          memcmp(entries[at].key, wanted->key, wanted->key_size) != 0))
+        at++;
+    return at;
 }
 
-/// What the new file's metadata is: the old, without what goes, with what is set at its place or
-/// at the end. To be freed; NULL without memory.
+/// The new file's metadata, for a stream: the old, with the changes. To be freed.
 static fst_metadata_entry *change_metadata(const edit_request *request, const fst_model *model,
                                            size_t *count) {
-    size_t own_count, kept = 0;
-    fst_metadata_entry *own = cli_model_metadata(model, &own_count);
-    if (own == NULL) return NULL;
-    fst_metadata_entry *entries = calloc(own_count + request->set_count + 1, sizeof *entries);
-    for (size_t i = 0; entries != NULL && !request->clear && i < own_count; i++) {
-        bool goes = false;
-        for (size_t u = 0; u < request->unset_count; u++)
-            goes = goes || has_key(&own[i], request->unset[u], strlen(request->unset[u]));
-        if (!goes) entries[kept++] = own[i];
-    }
-    for (size_t s = 0; entries != NULL && s < request->set_count; s++) {
-        const fst_metadata_entry *set = &request->set[s];
-        size_t at = 0;
-        while (at < kept && !has_key(&entries[at], set->key, set->key_size)) at++;
-        entries[at] = *set;
-        if (at == kept) kept++;
+    fst_metadata_entry *own = cli_model_metadata(model, count);
+    if (request->clear) *count = 0;
+    fst_metadata_entry *entries = calloc(*count + request->change_count + 1, sizeof *entries);
+    if (own != NULL && entries != NULL) memcpy(entries, own, *count * sizeof *entries);
+    for (size_t i = 0; own != NULL && entries != NULL && i < request->change_count; i++) {
+        const fst_metadata_entry *change = &request->changes[i];
+        size_t at = find_key(entries, *count, change);
+        bool is_new = at == *count;
+        if (change->value != NULL) {
+            entries[at] = *change;
+            *count += is_new;
+        } else if (!is_new) {
+            memmove(&entries[at], &entries[at + 1], (--*count - at) * sizeof *entries);
+        }
     }
     free(own);
-    *count = kept;
     return entries;
+}
+
+/// Removals of keys that are not there are no mistake of scripts, but may be one of people.
+static void say_absent_keys(const edit_request *request, const fst_model *model) {
+    size_t count;
+    fst_metadata_entry *own = cli_model_metadata(model, &count);
+    for (size_t i = 0; own != NULL && !cli_wants_json() && i < request->change_count; i++)
+        if (request->changes[i].value == NULL &&
+            find_key(own, count, &request->changes[i]) == count)
+            fprintf(stderr, "fastsafetensors: there was no key '%s'\n", request->changes[i].key);
+    free(own);
+}
+
+/// A pipe is read and written from one end to the other.
+static int stream(edit_request *request, fst_model *model) {
+    fst_metadata_entry *entries = change_metadata(request, model, &request->plan.metadata_count);
+    if (entries == NULL) return cli_no_memory();
+    request->plan.metadata = entries;
+    int code = cli_rewrite(model, &request->plan);
+    free(entries);
+    return code;
+}
+
+static void say_done(const edit_request *request, const char *target, const fst_save_stats *stats) {
+    char size[16], written[16];
+    double seconds = (double)stats->total_ns / 1e9;
+    uint64_t bytes = stats->bytes_written + stats->bytes_copied;
+    const char *promise = request->plan.save.promise == FST_SAVE_DURABLE ? "durable" : "quick";
+    if (cli_wants_json()) {
+        printf("{\"target\": ");
+        cli_print_json(target, strlen(target));
+        printf(", \"tensors\": %zu, \"bytes\": %" PRIu64 ", \"bytes_shared\": %" PRIu64
+               ", \"bytes_copied\": %" PRIu64 ", \"seconds\": %.6f, \"engine\": \"%s\", "
+               "\"promise\": \"%s\"}\n",
+               stats->tensor_count, stats->bytes_total, stats->bytes_shared, stats->bytes_copied,
+               seconds, stats->engine, promise);
+        return;
+    }
+    printf("%s: %zu tensor%s, %s, %s of it written, %.3f s (%s%s%s, %s)\n", target,
+           stats->tensor_count, cli_plural(stats->tensor_count),
+           cli_size_text(stats->bytes_total, size), cli_size_text(bytes, written), seconds,
+           stats->engine, stats->reason[0] == '\0' ? "" : ": ", stats->reason, promise);
+}
+
+static int edit_header(edit_request *request, const char *source, const fst_tensor_rename *renames,
+                       size_t count) {
+    fst_tensor_rename *changed = calloc(count + 1, sizeof *changed);
+    if (changed == NULL) return cli_no_memory();
+    fst_edit_options options = {.struct_size = sizeof options,
+                                .promise = request->plan.save.promise,
+                                .clear_metadata = request->clear,
+                                .metadata = request->changes,
+                                .metadata_count = request->change_count,
+                                .renames = changed,
+                                .progress = cli_progress_begin()};
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    fst_error error;
+    for (size_t i = 0; i < count; i++)
+        if (renames[i].to != NULL) changed[options.rename_count++] = renames[i];
+    fst_status status = fst_header_edit(source, request->plan.target, &options, &stats, &error);
+    cli_progress_end(status == FST_OK);
+    free(changed);
+    if (status != FST_OK) return cli_fail(&error);
+    say_done(request, request->plan.target == NULL ? source : request->plan.target, &stats);
+    return EXIT_GOOD;
 }
 
 static int edit_model(edit_request *request, const char *source) {
     fst_model *model;
     fst_error error;
     if (fst_model_open(source, NULL, &model, &error) != FST_OK) return cli_fail(&error);
-    int code;
-    fst_metadata_entry *entries = change_metadata(request, model, &request->plan.metadata_count);
-    if (fst_model_file_count(model) != 1) {
+    const char *target = request->plan.target;
+    size_t count = fst_model_tensor_count(model);
+    fst_tensor_rename *renames = NULL;
+    int code = cli_rename_tensors(model, request->renames, request->rename_count, &renames);
+    request->plan.renames = renames;
+    if (code == EXIT_GOOD && fst_model_file_count(model) != 1)
         code = cli_usage("edit", "'%s' is a set of files: edit one of them", source);
-    } else if (entries == NULL) {
-        code = cli_no_memory();
-    } else {
-        request->plan.metadata = entries;
-        request->plan.renames = request->renames;
-        code = cli_rewrite(model, &request->plan);
-    }
-    free(entries);
+    if (code == EXIT_GOOD) say_absent_keys(request, model);
+    bool is_stream = request->plan.dry_run || (target != NULL && strcmp(target, "-") == 0);
+    if (request->plan.dry_run && target == NULL) request->plan.target = source;
+    if (code == EXIT_GOOD)
+        code = is_stream ? stream(request, model) : edit_header(request, source, renames, count);
+    cli_renames_free(renames, count);
     fst_model_close(model);
     return code;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     edit_request request = {
         .plan.save = {.struct_size = sizeof request.plan.save, .promise = FST_SAVE_DURABLE}};
     cli_operands operands;
-    int code = cli_parse(&edit_command, argv, &request, &operands);
+    int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
-    if (request.set_count + request.unset_count + request.plan.rename_count == 0 && !request.clear)
+    if (request.change_count + request.rename_count == 0 && !request.clear)
         return cli_usage("edit", "nothing to change: --set, --unset, --clear or --rename");
-    request.plan.target = operands.words[operands.count - 1];
+    if (operands.count > 1) request.plan.target = operands.words[1];
+    if (operands.count == 1 && cli_is_input(operands.words[0]))
+        return cli_usage("edit", "standard input has no place of its own: give a TARGET (- is "
+                                 "standard output)");
+    // As fst_header_edit() leaves the tensors.
+    request.plan.save.order = FST_SAVE_ORDER_GIVEN;
     return edit_model(&request, operands.words[0]);
 }
 
 static const cli_option options[] = {
-    {'s', "set", "KEY=VALUE", NULL, "an entry of __metadata__; may come several times"},
-    {'u', "unset", "KEY", NULL, "an entry of __metadata__ that goes; may come several times"},
-    {'c', "clear", NULL, NULL, "all entries of __metadata__ go (but for those that are set)"},
+    {'s', "set", "KEY=VALUE", NULL, "an entry of __metadata__; may come several times", 0},
+    {'u', "unset", "KEY", NULL, "an entry of __metadata__ that goes; may come several times", 0},
+    {'c', "clear", NULL, NULL, "all entries of __metadata__ go (but for those that are set)", 0},
     {'r', "rename", "OLD=NEW", NULL,
-     "a tensor's new name; one '*' in both stands for any text: 'model.*=*'"},
-    {'q', "quick", NULL, NULL, "do not wait until the bytes are on the device"},
-    {'d', "dry-run", NULL, NULL, "say what would be written, write nothing"},
+     "a tensor's new name; one '*' in both stands for any text: 'model.*=*'", 0},
+    CLI_QUICK_OPTION,
+    CLI_DRY_RUN_OPTION,
     {0},
 };
 
@@ -136,13 +210,17 @@ const cli_command edit_command = {
     .name = "edit",
     .operands = "FILE [TARGET]",
     .summary = "change metadata and names of tensors",
-    .about = "Writes FILE anew with other metadata or other names of tensors; without TARGET, the\n"
-             "new file takes its place, in one step.",
+    .about =
+        "Changes metadata or names of tensors; the edited file becomes TARGET or, without one,\n"
+        "takes FILE's place, in one step. No tensor is loaded: where the file system shares\n"
+        "blocks between files (btrfs, XFS, ..) only the header is written, elsewhere the kernel\n"
+        "copies the rest. FILE may be - for standard input, TARGET - for standard output.",
     .examples = "  fastsafetensors edit --set license=mit --unset training_note model.safetensors\n"
                 "  fastsafetensors edit --rename 'model.*=*' old.safetensors new.safetensors\n",
     .options = options,
     .operand_min = 1,
     .operand_max = 2,
+    .inputs = INPUTS_FIRST,
     .has_json = true,
     .has_progress = true,
     .take = take,

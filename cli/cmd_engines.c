@@ -17,10 +17,9 @@ static void print_json(const fst_engine_info *infos, size_t count) {
     printf("]}\n");
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     cli_operands operands;
-    int code = cli_parse(&engines_command, argv, NULL, &operands);
+    int code = cli_parse(command, argv, NULL, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     fst_engine_info infos[16];
     size_t count;
@@ -56,6 +55,7 @@ const cli_command engines_command = {
              "(cuFile, hipFile), whether each works here (for PATH, if one is given), which ones\n"
              "would be used, and why.",
     .operand_max = 1,
+    .inputs = INPUTS_FIRST,
     .has_json = true,
     .run = run,
 };

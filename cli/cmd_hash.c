@@ -8,6 +8,7 @@
 #include "digest.h"
 #include "hash_store.h"
 #include "rewrite.h"
+#include "standard_input.h"
 
 typedef struct hash_request {
     const char *path, *algorithm, *embed;
@@ -78,17 +79,18 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     hash_request request = {.algorithm = "xxh3"};
     cli_operands operands;
-    int code = cli_parse(&hash_command, argv, &request, &operands);
+    int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     if (request.write && request.embed != NULL)
         return cli_usage("hash", "--write or --embed, not both");
     if (request.dry_run && !request.write && request.embed == NULL)
         return cli_usage("hash", "--dry-run is of --write and --embed");
     request.path = operands.words[0];
+    if (request.write && cli_is_input(request.path))
+        return cli_usage("hash", "standard input has no place for digests beside it: no --write");
     return hash_model(&request);
 }
 
@@ -96,11 +98,12 @@ static const cli_option options[] = {
     {'a', "algorithm", "NAME", algorithms,
      "xxh3 (default, needs libxxhash) or sha256 (needs libcrypto); a file's sha256 is what "
      "sha256sum "
-     "prints"},
-    {'w', "write", NULL, NULL, "keep them in PATH.digest, for 'verify --hash'"},
-    {'e', "embed", "TARGET", NULL,
-     "write the model anew with tensors' digests in its __metadata__"},
-    {'d', "dry-run", NULL, NULL, "of --write and --embed: say what would be written"},
+     "prints",
+     0},
+    {'w', "write", NULL, NULL, "keep them in PATH.digest, for 'verify --hash'", 0},
+    {'e', "embed", "TARGET", NULL, "write the model anew with tensors' digests in its __metadata__",
+     0},
+    {'d', "dry-run", NULL, NULL, "of --write and --embed: say what would be written", 0},
     {0},
 };
 
@@ -114,6 +117,7 @@ const cli_command hash_command = {
     .options = options,
     .operand_min = 1,
     .operand_max = 1,
+    .inputs = INPUTS_FIRST,
     .has_json = true,
     .has_progress = true,
     .take = take,

@@ -133,11 +133,10 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     inspect_request request = {0};
     cli_operands operands;
-    int code = cli_parse(&inspect_command, argv, &request, &operands);
+    int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     if (request.tree && (cli_wants_json() || request.choice.order != INSPECT_BY_FILE))
         return cli_usage("inspect", "--tree goes with neither --json nor --sort");
@@ -153,11 +152,11 @@ static int run(int argc, char **argv) {
 }
 
 static const cli_option options[] = {
-    {'s', "select", "GLOB", NULL, "only tensors whose names match; may come several times"},
-    {'o', "sort", "ORDER", orders, "the order of the tensors (file)"},
-    {'t', "tree", NULL, NULL, "grouped by module path, with sizes"},
-    {'w', "wide", NULL, NULL, "cut no names and no metadata to the terminal's width"},
-    {'l', "lenient", NULL, NULL, "accept bytes after the last tensor"},
+    CLI_SELECT_OPTION,
+    {'o', "sort", "ORDER", orders, "the order of the tensors (file)", 0},
+    {'t', "tree", NULL, NULL, "grouped by module path, with sizes", 0},
+    {'w', "wide", NULL, NULL, "cut no names and no metadata to the terminal's width", 0},
+    CLI_LENIENT_OPTION(0),
     {0},
 };
 
@@ -173,6 +172,7 @@ const cli_command inspect_command = {
     .options = options,
     .operand_min = 1,
     .operand_max = 1,
+    .inputs = INPUTS_FIRST,
     .has_json = true,
     .take = take,
     .run = run,

@@ -172,13 +172,12 @@ static int load_once(fst_model *model, load_request *request) {
     return EXIT_GOOD;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     load_request request = {.options = {.struct_size = sizeof request.options, .map_populate = 1},
                             .tuning = FST_STRUCT_INIT(fst_load_tuning),
                             .repeat = 1};
     cli_operands operands;
-    int code = cli_parse(&load_command, argv, &request, &operands);
+    int code = cli_parse(command, argv, &request, &operands);
     if (code == EXIT_GOOD && !operands.is_answered) code = check_request(&request);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     request.options.tuning = &request.tuning;
@@ -197,22 +196,22 @@ static int run(int argc, char **argv) {
 
 static const cli_option options[] = {
     {'d', "device", "DEVICE", NULL,
-     "where to: cpu (default), cuda, cuda:N, hip, hip:N, gpu, pinned"},
+     "where to: cpu (default), cuda, cuda:N, hip, hip:N, gpu, pinned", 0},
     {'c', "cache", "WAY", cache_ways,
-     "whether what is read stays in the page cache; auto: where it fits"},
-    {'g', "gds", "WAY", gds_ways, "GPUDirect Storage, of loads to a GPU (auto)"},
+     "whether what is read stays in the page cache; auto: where it fits", 0},
+    {'g', "gds", "WAY", gds_ways, "GPUDirect Storage, of loads to a GPU (auto)", 0},
     {'m', "mode", "MODE", modes,
-     "own memory (load) or views of the file (map); auto: views on the CPU"},
-    {'e', "engine", "ENGINE", engines, "what reads the bytes (auto)"},
-    {'R', "ring", "WAY", rings, "where io_uring reads to (auto: measured)"},
-    {'N', "numa", "POLICY", numas, "memory of machines of several nodes (default)"},
+     "own memory (load) or views of the file (map); auto: views on the CPU", 0},
+    {'e', "engine", "ENGINE", engines, "what reads the bytes (auto)", 0},
+    {'R', "ring", "WAY", rings, "where io_uring reads to (auto: measured)", 0},
+    {'N', "numa", "POLICY", numas, "memory of machines of several nodes (default)", 0},
     {'D', "dtype", "DTYPE", cli_dtype_words,
-     "convert floats (integers: only to wider ones) on the way"},
-    {'s', "select", "GLOB", NULL, "only tensors whose names match; may come several times"},
-    {'t', "threads", "N", NULL, "threads (by the machine)"},
-    {'b', "budget", "SIZE", NULL, "stream within this much memory (64M, 2GiB)"},
-    {'r', "repeat", "N", NULL, "load N times"},
-    {'l', "lenient", NULL, NULL, "accept bytes after the last tensor"},
+     "convert floats (integers: only to wider ones) on the way", 0},
+    CLI_SELECT_OPTION,
+    {'t', "threads", "N", NULL, "threads (by the machine)", 0},
+    {'b', "budget", "SIZE", NULL, "stream within this much memory (64M, 2GiB)", 0},
+    {'r', "repeat", "N", NULL, "load N times", 0},
+    CLI_LENIENT_OPTION(0),
     {0},
 };
 
@@ -227,6 +226,7 @@ const cli_command load_command = {
     .options = options,
     .operand_min = 1,
     .operand_max = 1,
+    .inputs = INPUTS_FIRST,
     .has_json = true,
     .has_progress = true,
     .take = take,

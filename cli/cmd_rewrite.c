@@ -3,9 +3,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "commands.h"
 #include "rewrite.h"
+#include "standard_input.h"
 #include "torch_file.h"
 
 #define GLOB_COUNT_MAX 256
@@ -78,6 +80,13 @@ static int check_request(const rewrite_request *request) {
     return EXIT_GOOD;
 }
 
+/// Whether two paths lead to the same file.
+static bool is_same_file(const char *a, const char *b) {
+    struct stat infos[2];
+    return stat(a, &infos[0]) == 0 && stat(b, &infos[1]) == 0 &&
+           infos[0].st_dev == infos[1].st_dev && infos[0].st_ino == infos[1].st_ino;
+}
+
 /// Says how much of a file that was cut off is lost: opening it strictly tells.
 static void say_loss(const char *path) {
     fst_model *model = NULL;
@@ -89,29 +98,51 @@ static void say_loss(const char *path) {
     fst_model_close(model);
 }
 
+static int check_rescue(const rewrite_request *request, const fst_model *model) {
+    const char *source = request->sources[0];
+    // What is left of a tensor that was cut off may be worth another try, or the rest of a
+    // download.
+    if (is_same_file(source, request->plan.target))
+        return cli_usage("rescue",
+                         "'%s' would take its own place, and the tensors that are not "
+                         "whole be lost: give it another name",
+                         source);
+    say_loss(source);
+    // A target that is there may hold more than what could be saved of this one: nothing.
+    if (fst_model_tensor_count(model) > 0) return EXIT_GOOD;
+    return cli_refuse(EXIT_INVALID, "NoTensors", "no tensor of it is whole: nothing is written");
+}
+
 static int rewrite_sources(const rewrite_request *request) {
     fst_open_options options = {.struct_size = sizeof options, .flags = request->open_flags};
     fst_model *model;
     int code = cli_open_sources((const char *const *)request->sources, request->source_count,
                                 &options, &model);
     if (code != EXIT_GOOD) return code;
-    if (request->command == &rescue_command) say_loss(request->sources[0]);
-    // A target that is there may hold more than what could be saved of this one: nothing.
-    if (request->command == &rescue_command && fst_model_tensor_count(model) == 0)
-        code =
-            cli_refuse(EXIT_INVALID, "NoTensors", "no tensor of it is whole: nothing is written");
-    else
-        code = cli_rewrite(model, &request->plan);
+    if (request->command == &rescue_command) code = check_rescue(request, model);
+    if (code == EXIT_GOOD) code = cli_rewrite(model, &request->plan);
     fst_model_close(model);
     return code;
 }
 
-static int run_command(const cli_command *command, int argc, char **argv) {
+/// Python is to see what standard input was put in.
+static int convert_torch_file(const char *source, char **argv, int argc) {
+    for (int i = 1; cli_is_input(source) && i < argc; i++)
+        if (strcmp(argv[i], "-") == 0) {
+            argv[i] = (char *)(uintptr_t)source;
+            break;
+        }
+    return cli_convert_torch_file(argc, argv);
+}
+
+static int run(const cli_command *command, char **argv) {
+    int argc = 0;
     rewrite_request request = {
         .command = command,
         .plan.save = {.struct_size = sizeof request.plan.save, .promise = FST_SAVE_DURABLE},
         .open_flags = command == &rescue_command ? FST_OPEN_CUT : 0};
     cli_operands operands;
+    while (argv[argc] != NULL) argc++;
     // Operands are moved to the front of argv; the Python side wants it as it was.
     char **words = calloc((size_t)argc + 1, sizeof *words);
     if (words == NULL) return cli_no_memory();
@@ -124,7 +155,7 @@ static int run_command(const cli_command *command, int argc, char **argv) {
         request.plan.target = operands.words[operands.count - 1];
         request.plan.globs = request.globs;
         if (command == &convert_command && cli_is_torch_file(request.sources[0]))
-            code = cli_convert_torch_file(argc, argv);
+            code = convert_torch_file(request.sources[0], argv, argc);
         else
             code = rewrite_sources(&request);
     }
@@ -132,44 +163,38 @@ static int run_command(const cli_command *command, int argc, char **argv) {
     return code;
 }
 
-static int run_convert(int argc, char **argv) { return run_command(&convert_command, argc, argv); }
-static int run_extract(int argc, char **argv) { return run_command(&extract_command, argc, argv); }
-static int run_split(int argc, char **argv) { return run_command(&split_command, argc, argv); }
-static int run_merge(int argc, char **argv) { return run_command(&merge_command, argc, argv); }
-static int run_rescue(int argc, char **argv) { return run_command(&rescue_command, argc, argv); }
+/// The commands of this file, for the table of their options.
+enum { CONVERT = 1, EXTRACT = 2, SPLIT = 4, MERGE = 8, RESCUE = 16 };
 
-#define SELECT_OPTION                                                                              \
-    {'s', "select", "GLOB", NULL, "only tensors whose names match; may come several times"}
-#define SAVE_OPTIONS                                                                               \
-    {'o', "order", "ORDER", orders,                                                                \
-     "of tensors: by dtype and name (reference), by name, or as given"},                           \
-        {'q', "quick", NULL, NULL, "do not wait until the bytes are on the device"},               \
-        {'e', "engine", "ENGINE", engines, "what writes the bytes (auto)"},                        \
-        {'d', "dry-run", NULL, NULL, "say what would be written, write nothing"}
-#define CHANGE_OPTIONS                                                                             \
-    {'D', "dtype", "DTYPE", cli_dtype_words,                                                       \
-     "floats become this (integers: wider ones only), e.g. BF16"},                                 \
-        {'a', "align", "N", NULL, "tensors begin at multiples of N bytes (64, 4096, ..)"},         \
-        {'l', "lenient", NULL, NULL, "accept bytes after the last tensor"}
+static const cli_option options[] = {
+    {'z', "size", "SIZE", NULL, "at most this much a file (5G is 5 GiB)", SPLIT},
+    {'c', "count", "N", NULL, "N files of about the same size", SPLIT},
+    {'y', "by-layer", NULL, NULL, "a file for each layer: the first number in the names", SPLIT},
+    {'n', "stem", "NAME", NULL, "names begin with it (model)", SPLIT},
+    CLI_SELECT_OPTION,
+    {'D', "dtype", "DTYPE", cli_dtype_words,
+     "floats become this (integers: wider ones only), e.g. BF16", ~(unsigned)RESCUE},
+    {'a', "align", "N", NULL, "tensors begin at multiples of N bytes (64, 4096, ..)",
+     ~(unsigned)RESCUE},
+    CLI_LENIENT_OPTION(~(unsigned)RESCUE),
+    {'o', "order", "ORDER", orders,
+     "of tensors: by dtype and name (reference), by name, or as given", 0},
+    CLI_QUICK_OPTION,
+    {'e', "engine", "ENGINE", engines,
+     "what writes: through the page cache (buffered) or past it; auto: past it unless --quick", 0},
+    CLI_DRY_RUN_OPTION,
+    {0},
+};
 
-static const cli_option rewrite_options[] = {SELECT_OPTION, CHANGE_OPTIONS, SAVE_OPTIONS, {0}};
-
-static const cli_option split_options[] = {
-    {'z', "size", "SIZE", NULL, "at most this much a file (5G is 5 GiB)"},
-    {'c', "count", "N", NULL, "N files of about the same size"},
-    {'y', "by-layer", NULL, NULL, "a file for each layer: the first number in the names"},
-    {'n', "stem", "NAME", NULL, "names begin with it (model)"},
-    SELECT_OPTION,
-    CHANGE_OPTIONS,
-    SAVE_OPTIONS,
-    {0}};
-
-static const cli_option rescue_options[] = {SELECT_OPTION, SAVE_OPTIONS, {0}};
+#define OF_THIS_FILE(own_bit, most_operands)                                                       \
+    .options = options, .bit = own_bit, .operand_min = 2, .operand_max = most_operands,            \
+    .inputs = INPUTS_ALL_BUT_LAST, .has_json = true, .has_progress = true, .take = take,           \
+    .run = run
 
 #define IN_ONE_STEP                                                                                \
     "The target comes into place in one step, when it is complete; until then, and after\n"        \
-    "any error or crash, what was there before stays. TARGET may be SOURCE itself, or - for\n"     \
-    "standard output."
+    "any error or crash, what was there before stays. TARGET may be SOURCE itself; SOURCE may\n"   \
+    "be - for standard input, TARGET - for standard output."
 
 const cli_command convert_command = {
     .name = "convert",
@@ -182,13 +207,7 @@ const cli_command convert_command = {
         "\n" IN_ONE_STEP,
     .examples = "  fastsafetensors convert --dtype BF16 model.safetensors small.safetensors\n"
                 "  fastsafetensors convert pytorch_model.bin model.safetensors\n",
-    .options = rewrite_options,
-    .operand_min = 2,
-    .operand_max = 2,
-    .has_json = true,
-    .has_progress = true,
-    .take = take,
-    .run = run_convert,
+    OF_THIS_FILE(CONVERT, 2),
 };
 
 const cli_command extract_command = {
@@ -198,13 +217,7 @@ const cli_command extract_command = {
     .about = "Writes the tensors whose names match to a new file.\n\n" IN_ONE_STEP,
     .examples =
         "  fastsafetensors extract --select 'embeddings.*' model.safetensors emb.safetensors\n",
-    .options = rewrite_options,
-    .operand_min = 2,
-    .operand_max = 2,
-    .has_json = true,
-    .has_progress = true,
-    .take = take,
-    .run = run_extract,
+    OF_THIS_FILE(EXTRACT, 2),
 };
 
 const cli_command split_command = {
@@ -215,13 +228,7 @@ const cli_command split_command = {
         "Writes a model as a sharded set with an index, as Hugging Face's libraries name them.\n"
         "The index comes into place last: until then the folder holds what it held.",
     .examples = "  fastsafetensors split --size 5G model.safetensors folder\n",
-    .options = split_options,
-    .operand_min = 2,
-    .operand_max = 2,
-    .has_json = true,
-    .has_progress = true,
-    .take = take,
-    .run = run_split,
+    OF_THIS_FILE(SPLIT, 2),
 };
 
 const cli_command merge_command = {
@@ -233,13 +240,7 @@ const cli_command merge_command = {
         "two of them is an error.\n\n" IN_ONE_STEP,
     .examples = "  fastsafetensors merge folder model.safetensors\n"
                 "  fastsafetensors merge base.safetensors adapter.safetensors both.safetensors\n",
-    .options = rewrite_options,
-    .operand_min = 2,
-    .operand_max = 100000,
-    .has_json = true,
-    .has_progress = true,
-    .take = take,
-    .run = run_merge,
+    OF_THIS_FILE(MERGE, 100000),
 };
 
 const cli_command rescue_command = {
@@ -249,11 +250,5 @@ const cli_command rescue_command = {
     .about = "Writes the tensors that are whole of a file that ends before its data does (an\n"
              "interrupted download or copy) to a new file, and says how much is lost.",
     .examples = "  fastsafetensors rescue half.safetensors whole.safetensors\n",
-    .options = rescue_options,
-    .operand_min = 2,
-    .operand_max = 2,
-    .has_json = true,
-    .has_progress = true,
-    .take = take,
-    .run = run_rescue,
+    OF_THIS_FILE(RESCUE, 2),
 };

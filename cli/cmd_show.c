@@ -198,11 +198,10 @@ static int take(void *context, int key, cli_value value) {
     return cli_usage("show", "--first takes at most %d, not '%s'", FIRST_MAX, value.text);
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     show_request request = {.first = 8};
     cli_operands operands;
-    int code = cli_parse(&show_command, argv, &request, &operands);
+    int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     fst_model *model;
     fst_error error;
@@ -226,7 +225,7 @@ static int run(int argc, char **argv) {
 }
 
 static const cli_option options[] = {
-    {'f', "first", "N", NULL, "how many of the first values are printed (8)"},
+    {'f', "first", "N", NULL, "how many of the first values are printed (8)", 0},
     {0},
 };
 
@@ -242,6 +241,7 @@ const cli_command show_command = {
     .options = options,
     .operand_min = 2,
     .operand_max = 1000,
+    .inputs = INPUTS_FIRST,
     .has_json = true,
     .take = take,
     .run = run,

@@ -140,11 +140,10 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
-static int run(int argc, char **argv) {
-    (void)argc;
+static int run(const cli_command *command, char **argv) {
     verify_request request = {.open = {.struct_size = sizeof request.open}};
     cli_operands operands;
-    int worst = cli_parse(&verify_command, argv, &request, &operands);
+    int worst = cli_parse(command, argv, &request, &operands);
     if (worst != EXIT_GOOD || operands.is_answered) return worst;
     for (int i = 0; i < operands.count; i++) {
         int code = verify_path(operands.words[i], &request);
@@ -154,9 +153,9 @@ static int run(int argc, char **argv) {
 }
 
 static const cli_option options[] = {
-    {'l', "lenient", NULL, NULL, "accept bytes after the last tensor"},
-    {'H', "hash", NULL, NULL, "compare all bytes with the digests that 'hash' has kept"},
-    {'q', "quiet", NULL, NULL, "say nothing of valid ones"},
+    CLI_LENIENT_OPTION(0),
+    {'H', "hash", NULL, NULL, "compare all bytes with the digests that 'hash' has kept", 0},
+    {'q', "quiet", NULL, NULL, "say nothing of valid ones", 0},
     {0},
 };
 
@@ -173,6 +172,7 @@ const cli_command verify_command = {
     .options = options,
     .operand_min = 1,
     .operand_max = 100000,
+    .inputs = INPUTS_ALL,
     .has_json = true,
     .has_progress = true,
     .take = take,

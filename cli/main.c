@@ -22,7 +22,8 @@ static void print_help(void) {
            "       fastsafetensors PATH              the same as inspect\n\n");
     for (size_t i = 0; cli_commands[i] != NULL; i++)
         printf("  %-9s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
-    printf("\nPATH is a .safetensors file, an index (*.safetensors.index.json) or a folder.\n"
+    printf("\nPATH is a .safetensors file, an index (*.safetensors.index.json), a folder, or -:\n"
+           "standard input.\n"
            "'fastsafetensors help COMMAND' tells a command's options and shows examples.\n"
            "Exit codes: 0 success, 1 the answer is no (invalid, different, nothing matches),\n"
            "2 could not be read or written, 3 wrong command line, 4 something is not installed.\n");
@@ -68,9 +69,10 @@ static int run(int argc, char **argv) {
     }
     if (strcmp(name, "__complete") == 0) return cli_complete(argv + 2, argc - 2);
     const cli_command *command = cli_command_find(name);
-    if (command != NULL) return command->run(argc - 1, argv + 1);
+    if (command != NULL) return command->run(command, argv + 1);
     // A path alone asks what it is.
-    if (name[0] != '-' && stat(name, &info) == 0) return inspect_command.run(argc, argv);
+    if (strcmp(name, "-") == 0 || (name[0] != '-' && stat(name, &info) == 0))
+        return inspect_command.run(&inspect_command, argv);
     return refuse_command(name);
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Opening what is to be rewritten: one model, or several as one.
 #include <stdlib.h>
-#include <string.h>
 
 #include "rewrite.h"
 
@@ -23,9 +22,6 @@ static int gather_files(fst_model *model, const char ***paths, size_t *count) {
 int cli_open_sources(const char *const *sources, size_t source_count,
                      const fst_open_options *options, fst_model **model) {
     fst_error error;
-    for (size_t i = 0; i < source_count; i++)
-        if (strcmp(sources[i], "-") == 0)
-            return cli_usage(NULL, "models are read from files, not from standard input");
     if (source_count == 1)
         return fst_model_open(sources[0], options, model, &error) == FST_OK ? EXIT_GOOD
                                                                             : cli_fail(&error);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "standard_input.h"
+
 enum { KEY_HELP = -1, KEY_JSON = -2, KEY_QUIET_BAR = -3 };
 
 const char *const cli_dtype_words[] = {
@@ -14,17 +16,18 @@ const char *const cli_dtype_words[] = {
     "U64",         "U32",         "U16", "U8",   NULL};
 
 /// Options that commands have without saying so.
-static const cli_option help_option = {KEY_HELP, "help", NULL, NULL, "this help"};
-static const cli_option json_option = {KEY_JSON, "json", NULL, NULL,
-                                       "answers and errors as JSON, for programs"};
-static const cli_option bar_option = {KEY_QUIET_BAR, "no-progress", NULL, NULL,
-                                      "no progress bar, also on a terminal"};
+static const cli_option help_option = {KEY_HELP, "help", NULL, NULL, "this help", 0};
+static const cli_option json_option = {
+    KEY_JSON, "json", NULL, NULL, "answers and errors as JSON, for programs", 0};
+static const cli_option bar_option = {
+    KEY_QUIET_BAR, "no-progress", NULL, NULL, "no progress bar, also on a terminal", 0};
 
 /// Option `index` of a command, the common ones last; NULL after them.
 static const cli_option *option_at(const cli_command *command, size_t index) {
     size_t own = 0;
-    while (command->options != NULL && command->options[own].name != NULL) own++;
-    if (index < own) return &command->options[index];
+    const cli_option *option = command->options;
+    for (; option != NULL && option->name != NULL; option++)
+        if ((option->of == 0 || (option->of & command->bit) != 0) && own++ == index) return option;
     const cli_option *common[4] = {NULL};
     size_t count = 0;
     if (command->has_json) common[count++] = &json_option;
@@ -195,8 +198,21 @@ static int parse_option(const cli_command *command, char **words, int *at, void 
     return take_option(command, option, text, request);
 }
 
-static int check_operands(const cli_command *command, int count) {
-    if (count >= command->operand_min && count <= command->operand_max) return EXIT_GOOD;
+static int take_inputs(const cli_command *command, const cli_operands *operands) {
+    int count = operands->count, code = EXIT_GOOD;
+    if (command->inputs == INPUTS_NONE && count > 0 && strcmp(operands->words[0], "-") == 0)
+        return cli_usage(command->name, "%s does not read standard input", command->name);
+    if (command->inputs == INPUTS_NONE) return EXIT_GOOD;
+    if (command->inputs == INPUTS_ALL_BUT_LAST) count--;
+    if (command->inputs == INPUTS_FIRST && count > 1) count = 1;
+    for (int i = 0; i < count && code == EXIT_GOOD; i++) code = cli_take_input(&operands->words[i]);
+    return code;
+}
+
+static int check_operands(const cli_command *command, const cli_operands *operands) {
+    int count = operands->count;
+    if (count >= command->operand_min && count <= command->operand_max)
+        return take_inputs(command, operands);
     if (count > command->operand_max)
         return cli_usage(command->name, "%d words are too many: %s takes %s", count, command->name,
                          command->operands);
@@ -224,7 +240,7 @@ int cli_parse(const cli_command *command, char **argv, void *request, cli_operan
         operands->is_answered = true;
         return EXIT_GOOD;
     }
-    return check_operands(command, operands->count);
+    return check_operands(command, operands);
 }
 
 // ---- completion ----

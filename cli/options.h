@@ -12,7 +12,18 @@ typedef struct cli_option {
     const char *value;        ///< what its value is called ("DTYPE"); NULL: it takes none
     const char *const *words; ///< the values there are, ending in NULL; NULL: any
     const char *help;
+    unsigned of; ///< in a table of several commands: the bits of those that have it; 0: all
 } cli_option;
+
+/// Rows that several commands have.
+#define CLI_SELECT_OPTION                                                                          \
+    {'s', "select", "GLOB", NULL, "only tensors whose names match; may come several times", 0}
+#define CLI_LENIENT_OPTION(of)                                                                     \
+    {'l', "lenient", NULL, NULL, "accept bytes after the last tensor", of}
+#define CLI_QUICK_OPTION                                                                           \
+    {'q', "quick", NULL, NULL, "do not wait until the bytes are on the device", 0}
+#define CLI_DRY_RUN_OPTION                                                                         \
+    {'d', "dry-run", NULL, NULL, "say what would be written, write nothing", 0}
 
 /// A value as it was given: `word` is its place in the option's words.
 typedef struct cli_value {
@@ -20,20 +31,31 @@ typedef struct cli_value {
     int word;
 } cli_value;
 
+/// Which operands name models, and may be "-": standard input.
+typedef enum cli_inputs {
+    INPUTS_NONE,
+    INPUTS_FIRST,
+    INPUTS_ALL,
+    INPUTS_ALL_BUT_LAST, ///< the last one is the target
+} cli_inputs;
+
 /// A subcommand.
-typedef struct cli_command {
+typedef struct cli_command cli_command;
+struct cli_command {
     const char *name;
     const char *operands; ///< "SOURCE TARGET"
     const char *summary;  ///< a line
     const char *about;    ///< what its help says
     const char *examples; ///< lines
     const cli_option *options;
+    unsigned bit; ///< of its options, where the table is that of several commands
     int operand_min, operand_max;
+    cli_inputs inputs;
     bool has_json, has_progress;
     /// Takes one option into the request: EXIT_GOOD, or an exit code after saying what is wrong.
     int (*take)(void *request, int key, cli_value value);
-    int (*run)(int argc, char **argv);
-} cli_command;
+    int (*run)(const cli_command *command, char **argv);
+};
 
 /// All subcommands, ending in NULL.
 extern const cli_command *const cli_commands[];

@@ -35,8 +35,6 @@ typedef struct rewrite_job {
     fst_save_tensor *tensors;
     fst_save_options save;
     fst_metadata_entry *metadata;
-    char **names; ///< made by renames
-    size_t name_count;
     fst_request_item *items;
     rewrite_piece *pieces;
     uint64_t *numbers; ///< of slices: begin and end of each piece
@@ -48,8 +46,6 @@ static void clear_job(rewrite_job *job) {
     free(job->outputs);
     free(job->tensors);
     free(job->metadata);
-    for (size_t i = 0; i < job->name_count; i++) free(job->names[i]);
-    free(job->names);
     free(job->items);
     free(job->pieces);
     free(job->numbers);
@@ -78,46 +74,22 @@ static int choose_outputs(rewrite_job *job) {
     return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
 }
 
-/// The new name of a tensor, or its own; what was made is kept until the job ends.
-static const char *new_name(rewrite_job *job, const fst_tensor_info *info, size_t *size) {
-    for (size_t i = 0; i < job->plan->rename_count; i++) {
-        const tensor_rename *rename = &job->plan->renames[i];
-        const char *star = strchr(rename->from, '*'), *new_star = strchr(rename->to, '*');
-        size_t before = star == NULL ? strlen(rename->from) : (size_t)(star - rename->from);
-        size_t after = star == NULL ? 0 : strlen(star + 1);
-        bool matches =
-            info->name_size >= before + after && (star != NULL || info->name_size == before) &&
-            memcmp(info->name, rename->from, before) == 0 &&
-            (star == NULL || memcmp(info->name + info->name_size - after, star + 1, after) == 0);
-        if (!matches) continue;
-        int kept = star == NULL ? 0 : (int)(info->name_size - before - after);
-        int head = new_star == NULL ? (int)strlen(rename->to) : (int)(new_star - rename->to);
-        char *name;
-        int length = asprintf(&name, "%.*s%.*s%s", head, rename->to, new_star == NULL ? 0 : kept,
-                              info->name + before, new_star == NULL ? "" : new_star + 1);
-        if (length < 0) return NULL;
-        job->names[job->name_count++] = name;
-        *size = (size_t)length;
-        return name;
-    }
-    *size = info->name_size;
-    return info->name;
-}
-
 static int describe_tensors(rewrite_job *job) {
     job->tensors = calloc(job->count + 1, sizeof *job->tensors);
-    job->names = calloc(job->count + 1, sizeof *job->names);
-    if (job->tensors == NULL || job->names == NULL) return cli_no_memory();
+    if (job->tensors == NULL) return cli_no_memory();
     for (size_t i = 0; i < job->count; i++) {
         const rewrite_output *output = &job->outputs[i];
-        job->tensors[i] = (fst_save_tensor){
-            .dtype = output->dtype, .rank = output->info.rank, .shape = output->info.shape};
-        // The name is the job's. NOLINTNEXTLINE(clang-analyzer-unix.Malloc)
-        job->tensors[i].name = new_name(job, &output->info, &job->tensors[i].name_size);
-        if (job->tensors[i].name == NULL) return cli_no_memory();
+        job->tensors[i] = (fst_save_tensor){.name = output->info.name,
+                                            .name_size = output->info.name_size,
+                                            .dtype = output->dtype,
+                                            .rank = output->info.rank,
+                                            .shape = output->info.shape};
+        const fst_tensor_rename *rename =
+            job->plan->renames == NULL ? NULL : &job->plan->renames[output->source];
+        if (rename == NULL || rename->to == NULL) continue;
+        job->tensors[i].name = rename->to;
+        job->tensors[i].name_size = rename->to_size;
     }
-    if (job->plan->rename_count > 0 && job->name_count == 0)
-        return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
     return EXIT_GOOD;
 }
 

@@ -26,8 +26,7 @@ typedef struct rewrite_plan {
     uint32_t wanted_files;   ///< split into this many; 0: not
     bool by_layer;           ///< split by the first number in the names
     bool dry_run;
-    const tensor_rename *renames; ///< new names of tensors; none: as they are
-    size_t rename_count;
+    const fst_tensor_rename *renames; ///< one a tensor of the model, without a new name: as it is
     /// Metadata instead of the model's own; NULL: that.
     const fst_metadata_entry *metadata;
     size_t metadata_count;
@@ -35,6 +34,12 @@ typedef struct rewrite_plan {
 
 /// Rewrites an opened model; says what was done. Returns the exit code.
 int cli_rewrite(fst_model *model, const rewrite_plan *plan);
+
+/// The new names that patterns give the tensors of a model: one element a tensor, `to` is NULL
+/// where none does. A pattern without a tensor is EXIT_INVALID. cli_renames_free() in any case.
+int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, size_t rename_count,
+                       fst_tensor_rename **out);
+void cli_renames_free(fst_tensor_rename *names, size_t count);
 
 /// All metadata of a model's files; a key of several files has its first value. The array is the
 /// caller's, to be freed; NULL without memory.

@@ -296,6 +296,78 @@ def test_edit(run, tmp_path, torch):
     assert path.read_bytes() == before
 
 
+def test_an_edit_writes_the_header_alone_where_blocks_are_shared(run, tmp_path, torch):
+    """By what the file system says: a copy by the kernel, or the header and at most a block."""
+    path = tmp_path / "m"
+    save_file({"a": torch.randn(1 << 20), "b": torch.ones(3)}, path)
+    before = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    for value in ("short", "x" * 10000, ""):
+        answer = json.loads(run("edit", "--json", "--set", f"k={value}", path)[0])
+        assert answer["bytes_shared"] + answer["bytes_copied"] == (4 << 20) + 12
+        assert answer["engine"] != "shared" or answer["bytes_copied"] < 4096
+        loaded = load_file(path)
+        assert all(torch.equal(loaded[name], before[name]) for name in before)
+    out, err = run("edit", "--unset", "nobody", "--dry-run", path)
+    assert "there was no key 'nobody'" in err and "would write" in out
+    _, err = run("edit", "--rename", "a=c", "--rename", "none=d", path, code=1)
+    assert "no tensor's name matches 'none'" in err and set(load_file(path)) == {"a", "b"}
+    run("split", "--count", "2", path, tmp_path / "set")
+    _, err = run("edit", "--rename", "a=c", tmp_path / "set/model-00001-of-00002.safetensors",
+                 code=2)
+    assert "an index of the folder leads to this file" in err
+
+
+def test_standard_input_is_a_source(command, run, sample, tmp_path, torch):
+    path, tensors = sample
+    torch.save({"w": torch.ones(2)}, tmp_path / "t.bin")
+
+    def pipe(source, *words, code=0, env=None):
+        with open(source, "rb") as file:
+            reader = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
+            done = subprocess.run([command, *map(os.fspath, words)], stdin=reader.stdout,
+                                  capture_output=True, cwd=tmp_path, env=env, timeout=60)
+            reader.stdout.close()
+            reader.wait()
+        assert done.returncode == code, done.stderr
+        return done.stdout.decode(errors="replace"), done.stderr.decode()
+
+    wanted = run("inspect", path)[0].replace(os.fspath(path), "/dev/stdin")
+    assert pipe(path, "inspect", "-")[0] == pipe(path, "-")[0] == wanted
+    with open(path) as file:  # a file is opened, not copied
+        assert run("inspect", "-", stdin=file)[0] == wanted
+    assert "valid" in pipe(path, "verify", "-")[0]
+    assert "0 differences" in pipe(path, "diff", path, "-")[0]
+    assert "scalar" in pipe(path, "show", "-", "scalar")[0]
+    assert json.loads(pipe(path, "load", "--json", "-")[0])["tensors"] == len(tensors)
+    pipe(path, "edit", "--set", "k=v", "-", "out")
+    assert "k: v" in run("inspect", tmp_path / "out")[0]
+    pipe(tmp_path / "t.bin", "convert", "-", "out", env=ours())
+    assert set(load_file(tmp_path / "out")) == {"w"}
+    for words in (["convert", "-", "-"], ["edit", "--set", "k=v", "-", "-"]):
+        done = subprocess.run([command, *words], input=path.read_bytes(), capture_output=True)
+        (tmp_path / "out").write_bytes(done.stdout)
+        assert set(load_file(tmp_path / "out")) == set(tensors), words
+    done = subprocess.run(["bash", "-c", f"'{command}' diff <(cat '{path}') <(cat '{path}')"],
+                          capture_output=True, text=True)
+    assert "0 differences" in done.stdout, done.stderr
+    for words in (["diff", "-", "-"], ["edit", "--set", "k=v", "-"], ["hash", "--write", "-"],
+                  ["bench", "-"], ["clean", "-"]):
+        pipe(path, *words, code=3)
+    assert "gzip" not in os.listdir(tmp_path) and "-" not in os.listdir(tmp_path)
+
+
+def test_standard_input_that_is_no_model_ends_soon(command, run, tmp_path):
+    """Also input without an end: nothing but its first block is kept."""
+    for source, code in (("yes", 1), ("cat /dev/zero", 1), ("cat /dev/urandom", 1), ("true", 1)):
+        done = subprocess.run(["bash", "-c", f"{source} | '{command}' inspect -"], text=True,
+                              capture_output=True, timeout=60,
+                              env={**os.environ, "TMPDIR": tmp_path})
+        assert done.returncode == code and "/dev/stdin" in done.stderr, (source, done.stderr)
+    _, err = run("inspect", "-", stdin=subprocess.PIPE, env={**os.environ, "TMPDIR": "/none"},
+                 code=2)
+    assert "TMPDIR" in err
+
+
 def test_rescue(run, tmp_path, torch):
     tensors = {f"t{i}": torch.full((1000,), i) for i in range(5)}
     save_file(tensors, tmp_path / "whole")
@@ -306,6 +378,8 @@ def test_rescue(run, tmp_path, torch):
     assert f"12000 of {len(raw)} bytes are missing, 3 of 5 tensors are whole" in err
     loaded = load_file(tmp_path / "out")
     assert sorted(loaded) == ["t0", "t1", "t2"] and torch.equal(loaded["t2"], tensors["t2"])
+    _, err = run("rescue", tmp_path / "cut", tmp_path / "cut", code=3)
+    assert "its own place" in err and len((tmp_path / "cut").read_bytes()) == len(raw) - 12000
     (tmp_path / "cut").write_bytes(raw[:40])
     run("rescue", tmp_path / "cut", tmp_path / "none", code=1)
     assert not (tmp_path / "none").exists()
@@ -372,8 +446,7 @@ def test_standard_output_is_a_target(command, sample, tmp_path):
                               cwd=tmp_path)
         assert done.returncode == 0 and done.stdout == (tmp_path / "out").read_bytes()
     assert not (tmp_path / "-").exists()
-    for words in (["split", "--count", "2", path, "-"], ["convert", "--json", path, "-"],
-                  ["convert", "-", "out"]):
+    for words in (["split", "--count", "2", path, "-"], ["convert", "--json", path, "-"]):
         done = subprocess.run([command, *words], capture_output=True, cwd=tmp_path)
         assert done.returncode == 3
     with open("/dev/full", "w") as full:
