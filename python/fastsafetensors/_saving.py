@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from ._core import Writer
@@ -46,18 +43,6 @@ def ties_of(metadata: dict[str, str] | None) -> dict[str, str]:
     if not isinstance(found, dict):
         return {}
     return {name: kept for name, kept in found.items() if isinstance(kept, str)}
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Put collections off: thousands of new rows would set off several, and none is garbage."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **options: Any) -> Any:

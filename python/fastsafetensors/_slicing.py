@@ -120,4 +120,7 @@ def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
     for dimension, (part, size) in enumerate(zip(expanded, shape, strict=True)):
         if not isinstance(part, slice) and not -size <= part < size:
             raise error(f"Invalid index {part} for dimension {dimension} of size {size}")
-    return _make_plan(expanded, shape)
+    plan = _make_plan(expanded, shape)
+    if plan.rest is not None:
+        plan.rest += (Ellipsis,)  # numpy then gives an array for one element, too
+    return plan

@@ -13,7 +13,7 @@ import torch as _torch
 # Classes whose tensors are what they seem: their methods are torch's own.
 PLAIN = (_torch.Tensor, _torch.nn.Parameter)
 # Methods of subclasses may answer for other tensors; inside this they are torch's own.
-_plainly: Callable[[], Any] = getattr(
+plainly: Callable[[], Any] = getattr(
     _torch._C, "DisableTorchFunctionSubclass", contextlib.nullcontext
 )
 
@@ -59,7 +59,7 @@ def address_of(name: str, tensor: Any) -> int:
         if type(tensor) in PLAIN:
             storage, first = tensor.untyped_storage(), tensor.storage_offset()
         else:
-            with _plainly():
+            with plainly():
                 storage, first = tensor.untyped_storage(), tensor.storage_offset()
         size = tensor.nbytes
         if size == 0:
@@ -81,7 +81,7 @@ def check_memory(name: str, tensor: Any) -> None:
 
 
 def _plain_storage_ptr(tensor: Any) -> int:
-    with _plainly():
+    with plainly():
         return storage_ptr(tensor)
 
 

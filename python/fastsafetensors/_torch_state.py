@@ -108,7 +108,7 @@ def plain(tensor: Any) -> Any:
 def make_row(name: str, tensor: Any) -> tuple[str, str, Any, int, int]:
     """Describe a dense, contiguous CPU tensor for the writer."""
     dtype = _FORMAT_NAMES[tensor.dtype]
-    shape = tensor.shape
+    shape = tuple(tensor.shape)
     if hasattr(tensor, "format_dtype"):  # packed elements that torch has no dtype for
         dtype, shape = tensor.format_dtype, tensor.format_shape
     elif dtype == "F4":
@@ -160,7 +160,8 @@ def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], li
             tensor = plain(tensor)
         owners.append(tensor)
         rows.append(
-            (name, dtype, tensor.shape, address_of(name, tensor), tensor.nbytes)
+            # Plain tuples of numbers are nothing to the garbage collector; a torch.Size is.
+            (name, dtype, tuple(tensor.shape), address_of(name, tensor), tensor.nbytes)
             if simple
             else make_row(name, tensor)
         )

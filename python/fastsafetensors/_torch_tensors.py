@@ -12,6 +12,7 @@ import torch as _torch
 from ._core import DTYPES, Model, Tensor, dlpack_probe
 from ._gpu import load_options
 from ._request import choose_names, converted_dtype
+from ._tensor_memory import plainly
 from ._torch_state import torch_dtype, torch_shape
 
 # The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
@@ -38,20 +39,44 @@ def _device_of(tensor: Tensor) -> str:
     return f"cuda:{number}" if kind in ("cuda", "hip") else "cpu"
 
 
+# What gives the same bytes once more, elsewhere or beside them.
+_SAME_BYTES = {
+    getattr(_torch.Tensor, name)
+    for name in ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")
+}
+
+
 class PackedTensor(_torch.Tensor):  # type: ignore[misc]
     """Bytes of elements that torch has no dtype for: saved, they are again what they were.
 
-    format_dtype, format_shape: the format's. What is made of it is a plain tensor of bytes.
+    format_dtype, format_shape: the format's. Copies, on other devices too, are what the tensor is;
+    parts of it, and what is computed from it, are plain tensors of bytes.
     """
 
     format_dtype: str
     format_shape: tuple[int, ...]
-    __torch_function__ = _torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call torch's function, which gives plain tensors."""
+        with plainly():
+            result = func(*args, **(kwargs or {}))
+        own: Any = args[0] if args else None
+        is_copy = func in _SAME_BYTES and isinstance(own, cls)
+        if not is_copy or result.dtype != _torch.uint8:
+            return result
+        return _packed(result, own.format_dtype, own.format_shape)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy the bytes and what they are."""
+        return memo.setdefault(id(self), self.clone())
 
 
-def _packed(data: Any, tensor: Tensor) -> Any:
+def _packed(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     packed = data.as_subclass(PackedTensor)
-    packed.format_dtype, packed.format_shape = tensor.dtype, tensor.shape
+    packed.format_dtype, packed.format_shape = dtype, shape
     return packed
 
 
@@ -74,10 +99,10 @@ def wrap(tensor: Tensor) -> Any:
     data = _import_capsule(tensor.__dlpack__(as_bytes=True))
     if tensor.dtype == "F4":
         if target is None or not shape or shape[-1] % 2:
-            return _packed(data, tensor)
+            return _packed(data, tensor.dtype, tensor.shape)
         shape[-1] //= 2
     elif target is None:
-        return _packed(data, tensor)
+        return _packed(data, tensor.dtype, tensor.shape)
     return data.view(target).reshape(shape)
 
 

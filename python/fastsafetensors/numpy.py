@@ -60,11 +60,34 @@ def _ml_dtype(name: str) -> Any:
 class PackedArray(_np.ndarray[Any, Any]):
     """Bytes of elements that numpy has no dtype for: saved, they are again what they were.
 
-    format_dtype, format_shape: the format's. What is made of it is a plain array of bytes.
+    format_dtype, format_shape: the format's. Copies and pickles are what the array is; parts of it,
+    and what is computed from it, are bytes.
     """
 
     format_dtype: str | None = None
     format_shape: tuple[int, ...] = ()
+
+    def copy(self, order: Any = "C") -> Any:
+        """Copy the bytes and what they are."""
+        return _packed(super().copy(order), self.format_dtype, self.format_shape)
+
+    def __copy__(self) -> Any:
+        """Copy the bytes and what they are."""
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> Any:
+        """Copy the bytes and what they are."""
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        """Pickle the bytes and what they are."""
+        return _packed, (_np.array(self), self.format_dtype, self.format_shape)
+
+
+def _packed(array: Any, dtype: str | None, shape: tuple[int, ...]) -> Any:
+    packed = array.view(PackedArray)
+    packed.format_dtype, packed.format_shape = dtype, shape
+    return packed
 
 
 def wrap(tensor: Tensor) -> Any:
@@ -79,9 +102,7 @@ def wrap(tensor: Tensor) -> Any:
         array = _np.asarray(tensor)
     name = _ML_NAMES.get(tensor.dtype)
     if tensor.dtype in ("F4", "F6_E2M3", "F6_E3M2"):
-        packed = array.view(PackedArray)
-        packed.format_dtype, packed.format_shape = tensor.dtype, tensor.shape
-        return packed
+        return _packed(array, tensor.dtype, tensor.shape)
     if name is None:
         return array
     try:

@@ -14,7 +14,7 @@ from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress
 from ._request import choose_names, dtype_word
-from ._saving import save_rows, without_collections
+from ._saving import save_rows
 from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import check_tensors, make_rows, plain
 from ._torch_tensors import export, load_meta
@@ -174,9 +174,8 @@ def save_file(
     save_model), TypeError for names or metadata that are not text, and SafetensorError, which is
     an OSError as well, for what the system refuses.
     """
-    with without_collections():
-        check_tensors(tensors, metadata)
-        rows, owners = make_rows(tensors, far=True)
+    check_tensors(tensors, metadata)
+    rows, owners = make_rows(tensors, far=True)
     save_rows(
         filename,
         rows,

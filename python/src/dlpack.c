@@ -135,7 +135,7 @@ PyObject *fstpy_dlpack_capsule_versioned(fst_tensor *tensor) {
     return capsule;
 }
 
-/// Memory of somebody's: the capsule holds the owner.
+/// Memory of somebody's: the capsule holds the owner, an object of the main interpreter's.
 static void delete_foreign(dl_managed *self) {
     if (self->context != NULL && Py_IsInitialized()) {
         PyGILState_STATE gil = PyGILState_Ensure();
@@ -178,6 +178,7 @@ PyObject *fstpy_dlpack_at(PyObject *module, PyObject *args) {
                           &number, &owner))
         return NULL;
     Py_ssize_t rank = PySequence_Size(shape);
+    if (owner != Py_None && !fstpy_is_main_interpreter()) return NULL;
     if (rank < 0 || !find_type(PyModule_GetState(module), dtype, &type)) return NULL;
     dl_managed *managed = calloc(1, sizeof *managed + 2 * (size_t)rank * sizeof(int64_t) + 1);
     if (managed == NULL) return PyErr_NoMemory();

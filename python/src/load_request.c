@@ -41,7 +41,7 @@ static int find_item(module_state *state, const fst_model *model, PyObject *name
 static int reserve_numbers(load_request *request, size_t count) {
     if (request->number_count + count <= request->number_capacity) return 1;
     size_t capacity = 2 * (request->number_capacity + count);
-    uint64_t *grown = PyMem_Realloc(request->numbers, capacity * sizeof *grown);
+    uint64_t *grown = realloc(request->numbers, capacity * sizeof *grown);
     if (grown == NULL) {
         PyErr_NoMemory();
         return 0;
@@ -108,7 +108,7 @@ static int read_items(module_state *state, const fst_model *model, PyObject *seq
     if (sequence == Py_None) return 1;
     Py_ssize_t count = PySequence_Size(sequence);
     if (count < 0) return 0;
-    request->items = PyMem_Calloc((size_t)count + 1, sizeof *request->items);
+    request->items = calloc((size_t)count + 1, sizeof *request->items);
     if (request->items == NULL) {
         PyErr_NoMemory();
         return 0;
@@ -199,8 +199,12 @@ struct caller_memory {
 
 void fstpy_memory_unref(caller_memory *memory) {
     if (memory == NULL || --memory->count > 0) return;
-    Py_DECREF(memory->allocate);
+    Py_XDECREF(memory->allocate);
     free(memory);
+}
+
+void fstpy_memory_finish(caller_memory *memory) {
+    if (memory != NULL) Py_CLEAR(memory->allocate);
 }
 
 static void *find_address(PyObject *owner) {
@@ -216,7 +220,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     caller_buffer *buffer = calloc(1, sizeof *buffer);
     PyGILState_STATE gil = PyGILState_Ensure();
     void *address = NULL;
-    if (buffer != NULL)
+    if (buffer != NULL && memory->allocate != NULL)
         buffer->owner = PyObject_CallFunction(memory->allocate, "n", (Py_ssize_t)size_bytes);
     if (buffer != NULL && buffer->owner != NULL) address = find_address(buffer->owner);
     if (address != NULL) {
@@ -253,6 +257,7 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
 
 static int take_allocator(PyObject *callable, load_request *request) {
     if (callable == Py_None) return 1;
+    if (!fstpy_is_main_interpreter()) return 0;
     if (!PyCallable_Check(callable)) {
         PyErr_SetString(PyExc_TypeError, "allocator must be callable");
         return 0;
@@ -319,7 +324,7 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
 }
 
 void fstpy_request_clear(load_request *request) {
-    PyMem_Free(request->items);
-    PyMem_Free(request->numbers);
+    free(request->items);
+    free(request->numbers);
     fstpy_memory_unref(request->memory);
 }

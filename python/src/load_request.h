@@ -8,6 +8,8 @@
 /// Memory that a callable of Python's gives. Counted; with the GIL.
 typedef struct caller_memory caller_memory;
 void fstpy_memory_unref(caller_memory *memory);
+/// No more will be asked for: lets go of the callable. NULL is allowed.
+void fstpy_memory_finish(caller_memory *memory);
 
 typedef struct load_request {
     fst_load_options options; ///< points to what follows
@@ -19,7 +21,8 @@ typedef struct load_request {
     caller_memory *memory; ///< or NULL; the load takes it over when it is open
 } load_request;
 
-/// Reads the arguments; false with an exception. To be cleared in any case, when the load is open.
+/// Reads the arguments; false with an exception. To be cleared in any case, when the load is open:
+/// without the GIL too, where no memory is given.
 int fstpy_request_read(module_state *state, const fst_model *model, PyObject *args,
                        PyObject *kwargs, load_request *request);
 void fstpy_request_clear(load_request *request);

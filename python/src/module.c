@@ -4,6 +4,13 @@
 
 module_state *fstpy_state(PyTypeObject *type) { return PyType_GetModuleState(type); }
 
+int fstpy_is_main_interpreter(void) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return 1;
+    PyErr_SetString(PyExc_RuntimeError,
+                    "objects of Python's that hold memory are taken in the main interpreter only");
+    return 0;
+}
+
 static PyObject *module_live_buffers(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;

@@ -22,6 +22,10 @@ typedef struct module_state {
 
 extern PyModuleDef fstpy_module;
 
+/// Whether this is the main interpreter; else false with an exception. What the library calls from
+/// threads of its own finds that one only.
+int fstpy_is_main_interpreter(void);
+
 /// The state of the module that `type` was made for.
 module_state *fstpy_state(PyTypeObject *type);
 
@@ -60,12 +64,15 @@ PyObject *fstpy_serialize(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *fstpy_layout(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *fstpy_assign_shards(PyObject *module, PyObject *args);
 
-/// The model of a Model object for a call that lets go of the GIL, kept open until
-/// fstpy_model_end() even if another thread closes it meanwhile; NULL with an exception.
-fst_model *fstpy_model_begin(PyObject *self);
-void fstpy_model_end(PyObject *self);
+/// The model of a Model object for a call that lets go of the GIL, kept open until it is dropped
+/// even if another thread closes it meanwhile; NULL with an exception. Dropped by any thread.
+typedef struct shared_model shared_model;
+shared_model *fstpy_model_hold(PyObject *self);
+void fstpy_model_drop(shared_model *shared);
+fst_model *fstpy_model(const shared_model *shared);
 
-/// Opens a loader on a model; see Model.load in _core.pyi for the arguments.
-PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args, PyObject *kwargs);
+/// Opens a loader on a model, which it drops; see Model.load in _core.pyi for the arguments.
+PyObject *fstpy_loader_new(module_state *state, shared_model *shared, PyObject *args,
+                           PyObject *kwargs);
 
 #endif

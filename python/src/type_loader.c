@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Loader: a load in progress or finished. Waits without the GIL, and wakes for signals.
 #include "load_request.h"
-#include "module.h"
+#include "waited_call.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 /// How often a wait looks for Ctrl-C.
 #define SIGNAL_CHECK_MS 100
+/// A load of no more is opened by the thread that asks.
+#define SMALL_LOAD_BYTES ((uint64_t)1 << 20)
 
 /// How far a load is, for whoever waits with a progress callback. Apart from the object, because
 /// an abandoned load goes on telling when that is gone.
@@ -131,46 +132,117 @@ static int note_progress(void *context, uint64_t bytes_done, uint64_t bytes_tota
     return 0;
 }
 
-/// A Loader with its load started.
-static PyObject *start_load(module_state *state, fst_model *model, fst_load_options *options) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(state->loader_type, Py_tp_alloc);
-    PyObject *self = allocate(state->loader_type, 0);
-    if (self == NULL) return NULL;
-    loader_object *object = (loader_object *)self;
-    pthread_once(&fork_watch, watch_forks);
-    object->born = atomic_load(&fork_count);
-    object->counts = calloc(1, sizeof *object->counts);
-    if (object->counts == NULL) {
-        Py_DECREF(self);
-        return PyErr_NoMemory();
-    }
-    for (size_t i = 0; i < options->item_count; i++)
-        object->has_destinations |= options->items[i].destination != NULL;
-    options->progress = note_progress;
-    options->progress_context = object->counts;
-    fst_error error;
+// ---- beginning ----
+
+/// A load that is being opened, with all that it needs: whoever asked may not wait for its end.
+typedef struct start_call {
+    waited_call call;
+    shared_model *shared;
+    load_request request;
+    load_counts *counts;
+    fst_loader *loader;
     fst_status status;
-    Py_BEGIN_ALLOW_THREADS status = fst_loader_open(model, options, &object->loader, &error);
-    Py_END_ALLOW_THREADS if (status == FST_OK) return self;
-    object->loader = NULL;
-    free(object->counts);
-    object->counts = NULL;
-    Py_DECREF(self);
-    return fstpy_raise(state, &error);
+    fst_error error;
+} start_call;
+
+static void run_start(waited_call *call) {
+    start_call *start = (start_call *)call;
+    start->status = fst_loader_open(fstpy_model(start->shared), &start->request.options,
+                                    &start->loader, &start->error);
 }
 
-PyObject *fstpy_loader_new(module_state *state, fst_model *model, PyObject *args,
-                           PyObject *kwargs) {
-    load_request request;
-    PyObject *result = NULL;
-    if (fstpy_request_read(state, model, args, kwargs, &request))
-        result = start_load(state, model, &request.options);
-    if (result != NULL) {
-        ((loader_object *)result)->memory = request.memory;
-        request.memory = NULL;
+/// But for the loader.
+static void free_start(start_call *start) {
+    fstpy_request_clear(&start->request);
+    fstpy_model_drop(start->shared);
+    free(start->counts);
+    free(start);
+}
+
+static void discard_start(waited_call *call) {
+    start_call *start = (start_call *)call;
+    if (start->status == FST_OK) fst_loader_close(start->loader);
+    free_start(start);
+}
+
+static int has_destinations(const fst_load_options *options) {
+    for (size_t i = 0; i < options->item_count; i++)
+        if (options->items[i].destination != NULL) return 1;
+    return 0;
+}
+
+/// Whether opening the load may take its time: a small one asks the file system for nothing but the
+/// file's size and, where the page cache lacks them, 64 KiB of its bytes.
+static int is_large(const fst_model *model, const fst_load_options *options) {
+    uint64_t left = SMALL_LOAD_BYTES;
+    size_t count = options->items != NULL ? options->item_count : fst_model_tensor_count(model);
+    for (size_t i = 0; i < count; i++) {
+        fst_tensor_info info;
+        size_t index = options->items != NULL ? options->items[i].tensor_index : i;
+        if (fst_model_tensor_info(model, index, &info, NULL) != FST_OK || info.size_bytes > left)
+            return 1;
+        left -= info.size_bytes;
     }
-    fstpy_request_clear(&request);
-    return result;
+    return 0;
+}
+
+/// Opens the load, by a thread that is waited for where it may take its time. -1 with an exception
+/// of a signal handler's, and the call is not the caller's any more.
+static int open_load(start_call *start) {
+    const fst_load_options *options = &start->request.options;
+    // Into memory of the caller's nothing may be read once this returns.
+    if (options->allocator == NULL && !has_destinations(options) &&
+        is_large(fstpy_model(start->shared), options))
+        return fstpy_call_run(&start->call) ? 0 : -1;
+    Py_BEGIN_ALLOW_THREADS run_start(&start->call);
+    Py_END_ALLOW_THREADS return 0;
+}
+
+/// A Loader that takes over an open load and what goes with it.
+static void fill_loader(loader_object *object, start_call *start) {
+    pthread_once(&fork_watch, watch_forks);
+    object->born = atomic_load(&fork_count);
+    object->has_destinations = has_destinations(&start->request.options);
+    object->loader = start->loader;
+    object->counts = start->counts;
+    object->memory = start->request.memory;
+    // All of the memory is there: what gives it may hold this object, and would never go.
+    if (start->request.options.budget_bytes == 0) fstpy_memory_finish(object->memory);
+    start->counts = NULL;
+    start->request.memory = NULL;
+}
+
+PyObject *fstpy_loader_new(module_state *state, shared_model *shared, PyObject *args,
+                           PyObject *kwargs) {
+    start_call *start = calloc(1, sizeof *start);
+    load_counts *counts = calloc(1, sizeof *counts);
+    if (start == NULL || counts == NULL) {
+        free(start);
+        free(counts);
+        fstpy_model_drop(shared);
+        return PyErr_NoMemory();
+    }
+    start->call = (waited_call){.run = run_start, .discard = discard_start};
+    start->shared = shared;
+    start->counts = counts;
+    PyTypeObject *type = state->loader_type;
+    PyObject *self = NULL;
+    if (fstpy_request_read(state, fstpy_model(shared), args, kwargs, &start->request))
+        self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    start->request.options.progress = note_progress;
+    start->request.options.progress_context = counts;
+    if (self != NULL && open_load(start) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (self != NULL && start->status == FST_OK) {
+        fill_loader((loader_object *)self, start);
+    } else if (self != NULL) {
+        fstpy_raise(state, &start->error);
+        Py_CLEAR(self);
+    }
+    free_start(start);
+    return self;
 }
 
 // ---- waiting ----
@@ -307,8 +379,13 @@ static PyObject *make_value(PyObject *self, fst_tensor *tensor, fst_dtype dtype,
     PyObject *shown =
         by_capsule ? fstpy_dlpack_capsule(tensor, 0) : fstpy_tensor_wrap(state_of(self), tensor);
     if (shown == NULL) return NULL;
+    // Thousands of new objects would set off a full collection, which costs several times what
+    // making them does; none of them can be garbage yet. Importers are of C: no other thread runs
+    // meanwhile, who would find the collector off, or would turn it off to find it on again.
+    int collects = by_capsule && PyGC_Disable();
     PyObject *value =
         PyObject_CallFunctionObjArgs(by_capsule ? way->importer : way->fallback, shown, NULL);
+    if (collects) PyGC_Enable();
     Py_DECREF(shown);
     return value;
 }
@@ -366,12 +443,8 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     if (loader == NULL) return NULL;
     PyObject *result = wait_all(self, loader, NULL) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);
-    // Thousands of new objects would set off a full collection, which costs several times what
-    // making them does; none of them can be garbage yet.
-    int collects = PyGC_Disable();
     for (size_t i = 0; result != NULL && i < count; i++)
         if (!export_item(self, loader, i, &way, result)) Py_CLEAR(result);
-    if (collects) PyGC_Enable();
     end_use(self);
     return result;
 }

@@ -1,106 +1,151 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Model: an opened model. Immutable, so it may be used from many threads at once.
-#include "module.h"
+#include "waited_call.h"
 
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
+/// A model, for the object and for calls that go on without the GIL, perhaps after its end.
+struct shared_model {
+    fst_model *model;
+    atomic_size_t refs;
+};
+
 typedef struct model_object {
-    PyObject_HEAD fst_model *model;
-    PyObject *names; ///< list of str in file order, made once
-    int uses;        ///< calls that run without the GIL
-    int is_closed;   ///< the last use closes
+    PyObject_HEAD shared_model *shared; ///< NULL: closed
+    PyObject *names;                    ///< list of str in file order, made once
 } model_object;
 
 static fst_model *model_of(PyObject *self) {
-    const model_object *object = (model_object *)self;
-    fst_model *model = object->is_closed ? NULL : object->model;
-    if (model == NULL)
-        PyErr_SetString(fstpy_error_class(fstpy_state(Py_TYPE(self))), "File is closed");
-    return model;
+    const shared_model *shared = ((model_object *)self)->shared;
+    if (shared != NULL) return shared->model;
+    PyErr_SetString(fstpy_error_class(fstpy_state(Py_TYPE(self))), "File is closed");
+    return NULL;
 }
 
-fst_model *fstpy_model_begin(PyObject *self) {
-    fst_model *model = model_of(self);
-    if (model != NULL) ((model_object *)self)->uses++;
-    return model;
+fst_model *fstpy_model(const shared_model *shared) { return shared->model; }
+
+shared_model *fstpy_model_hold(PyObject *self) {
+    if (model_of(self) == NULL) return NULL;
+    shared_model *shared = ((model_object *)self)->shared;
+    atomic_fetch_add(&shared->refs, 1);
+    return shared;
 }
 
-static void close_unused(model_object *object) {
-    if (!object->is_closed || object->uses > 0) return;
-    fst_model_close(object->model);
-    object->model = NULL;
+void fstpy_model_drop(shared_model *shared) {
+    if (shared == NULL || atomic_fetch_sub(&shared->refs, 1) != 1) return;
+    fst_model_close(shared->model);
+    free(shared);
 }
 
-void fstpy_model_end(PyObject *self) {
-    model_object *object = (model_object *)self;
-    object->uses--;
-    close_unused(object);
+// ---- opening ----
+
+/// An open under way. The paths are copies: whoever gave them may not wait for its end.
+typedef struct open_call {
+    waited_call call;
+    fst_open_options options;
+    int is_single;
+    size_t path_count;
+    fst_model *model;
+    fst_status status;
+    fst_error error;
+    const char *paths[]; ///< the texts are behind them
+} open_call;
+
+static void run_open(waited_call *call) {
+    open_call *open = (open_call *)call;
+    if (open->is_single)
+        open->status = fst_model_open(open->paths[0], &open->options, &open->model, &open->error);
+    else
+        open->status = fst_model_open_files(open->paths, open->path_count, &open->options,
+                                            &open->model, &open->error);
 }
 
-/// Encoded paths of a sequence; the bytes objects are kept in *owner.
-static const char **encode_paths(PyObject *paths, PyObject **owner, Py_ssize_t *count) {
-    *owner = NULL;
-    *count = PySequence_Size(paths);
-    if (*count < 0) return NULL;
-    const char **encoded = PyMem_Calloc((size_t)*count + 1, sizeof *encoded);
-    *owner = PyList_New(0);
-    for (Py_ssize_t i = 0; encoded != NULL && *owner != NULL && i < *count; i++) {
+static void discard_open(waited_call *call) {
+    open_call *open = (open_call *)call;
+    if (open->status == FST_OK) fst_model_close(open->model);
+    free(open);
+}
+
+/// Encoded paths of a sequence: a list of bytes; NULL with an exception. *total: of their sizes.
+static PyObject *encode_paths(PyObject *paths, size_t *total) {
+    Py_ssize_t count = PySequence_Size(paths);
+    PyObject *encoded = count < 0 ? NULL : PyList_New(0);
+    *total = 0;
+    for (Py_ssize_t i = 0; encoded != NULL && i < count; i++) {
         PyObject *path = PySequence_GetItem(paths, i), *bytes = NULL;
         int good = path != NULL && PyUnicode_FSConverter(path, &bytes) &&
-                   PyList_Append(*owner, bytes) == 0;
-        if (good) encoded[i] = PyBytes_AsString(bytes);
+                   PyList_Append(encoded, bytes) == 0;
+        if (good) *total += (size_t)PyBytes_Size(bytes) + 1;
         Py_XDECREF(path);
         Py_XDECREF(bytes);
-        if (!good) {
-            PyMem_Free(encoded);
-            return NULL;
-        }
+        if (!good) Py_CLEAR(encoded);
     }
     return encoded;
 }
 
-static fst_status open_model(const char **paths, Py_ssize_t count, int single, int lenient,
-                             fst_model **out, fst_error *error) {
-    fst_open_options options = {.struct_size = sizeof options,
-                                .flags = lenient ? FST_OPEN_LENIENT : 0};
-    if (single) return fst_model_open(paths[0], &options, out, error);
-    return fst_model_open_files(paths, (size_t)count, &options, out, error);
+static open_call *make_open(PyObject *paths, uint32_t flags, int is_single) {
+    size_t total;
+    PyObject *encoded = encode_paths(paths, &total);
+    if (encoded == NULL) return NULL;
+    size_t count = (size_t)PyList_Size(encoded);
+    open_call *open = calloc(1, sizeof *open + count * sizeof *open->paths + total + 1);
+    if (open == NULL) PyErr_NoMemory();
+    char *text = open == NULL ? NULL : (char *)&open->paths[count];
+    for (size_t i = 0; open != NULL && i < count; i++) {
+        const PyObject *bytes = PyList_GetItem(encoded, (Py_ssize_t)i);
+        size_t size = (size_t)PyBytes_Size((PyObject *)(uintptr_t)bytes) + 1;
+        memcpy(text, PyBytes_AsString((PyObject *)(uintptr_t)bytes), size);
+        open->paths[i] = text;
+        text += size;
+    }
+    Py_DECREF(encoded);
+    if (open == NULL) return NULL;
+    open->call = (waited_call){.run = run_open, .discard = discard_open};
+    open->options = (fst_open_options){.struct_size = sizeof open->options, .flags = flags};
+    open->is_single = is_single;
+    open->path_count = count;
+    return open;
+}
+
+/// An object for an open model, which it takes over.
+static PyObject *wrap_model(PyTypeObject *type, fst_model *model) {
+    shared_model *shared = malloc(sizeof *shared);
+    PyObject *self =
+        shared == NULL ? PyErr_NoMemory() : ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) {
+        free(shared);
+        fst_model_close(model);
+        return NULL;
+    }
+    shared->model = model;
+    atomic_init(&shared->refs, 1);
+    ((model_object *)self)->shared = shared;
+    return self;
 }
 
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"paths", "lenient", NULL};
-    PyObject *paths, *owner = NULL;
+    PyObject *paths;
     int lenient = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:Model", names, &paths, &lenient))
         return NULL;
-    int single = !PyList_Check(paths) && !PyTuple_Check(paths);
-    PyObject *sequence = single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);
+    int is_single = !PyList_Check(paths) && !PyTuple_Check(paths);
+    PyObject *sequence = is_single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);
     if (sequence == NULL) return NULL;
-    Py_ssize_t count;
-    const char **encoded = encode_paths(sequence, &owner, &count);
+    open_call *open = make_open(sequence, lenient ? FST_OPEN_LENIENT : 0, is_single);
     Py_DECREF(sequence);
-    PyObject *self = NULL;
-    if (encoded != NULL) {
-        fst_error error;
-        fst_model *model = NULL;
-        fst_status status;
-        Py_BEGIN_ALLOW_THREADS status = open_model(encoded, count, single, lenient, &model, &error);
-        Py_END_ALLOW_THREADS allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-        if (status != FST_OK)
-            fstpy_raise(fstpy_state(type), &error);
-        else if ((self = allocate(type, 0)) != NULL)
-            ((model_object *)self)->model = model;
-        else
-            fst_model_close(model);
-    }
-    PyMem_Free(encoded);
-    Py_XDECREF(owner);
+    if (open == NULL || !fstpy_call_run(&open->call)) return NULL;
+    PyObject *self = open->status == FST_OK ? wrap_model(type, open->model)
+                                            : fstpy_raise(fstpy_state(type), &open->error);
+    free(open);
     return self;
 }
 
 static void model_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    fst_model_close(((model_object *)self)->model);
+    fstpy_model_drop(((model_object *)self)->shared);
     Py_XDECREF(((model_object *)self)->names);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -109,11 +154,13 @@ static void model_dealloc(PyObject *self) {
 static PyObject *model_close(PyObject *self, PyObject *none) {
     (void)none;
     model_object *object = (model_object *)self;
-    object->is_closed = 1;
-    close_unused(object);
+    fstpy_model_drop(object->shared);
+    object->shared = NULL;
     Py_CLEAR(object->names);
     Py_RETURN_NONE;
 }
+
+// ---- what is in it ----
 
 static PyObject *make_names(const fst_model *model) {
     size_t count = fst_model_tensor_count(model);
@@ -225,11 +272,9 @@ static PyObject *model_file(PyObject *self, PyObject *index_object) {
 }
 
 static PyObject *model_load(PyObject *self, PyObject *args, PyObject *kwargs) {
-    fst_model *model = fstpy_model_begin(self);
-    if (model == NULL) return NULL;
-    PyObject *loader = fstpy_loader_new(fstpy_state(Py_TYPE(self)), model, args, kwargs);
-    fstpy_model_end(self);
-    return loader;
+    shared_model *shared = fstpy_model_hold(self);
+    if (shared == NULL) return NULL;
+    return fstpy_loader_new(fstpy_state(Py_TYPE(self)), shared, args, kwargs);
 }
 
 static PyObject *get_file_count(PyObject *self, void *closure) {

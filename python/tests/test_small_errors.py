@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors are cheap, of the classes that programs catch, say all they promise, and pickle."""
 
+import copy
 import difflib
+import gc
+import json
 import pickle
+import weakref
 
 import pytest
 
-from fastsafetensors import SafetensorError, SafeTensorsFileLoader, SingleGroup, safe_open
+from fastsafetensors import SafetensorError, SafeTensorsFileLoader, SingleGroup, _core, safe_open
 from fastsafetensors.torch import load_file, save_file
 
 
@@ -144,3 +148,100 @@ def test_packed_floats_stay_what_they_are(front, name, raw, torch, tmp_path):
         meta = f.get_tensor_meta("w")
     assert (meta.dtype, meta.shape) == (name, [2, 8])
     assert (tmp_path / "again").read_bytes()[-2 * bits :] == bytes(range(2 * bits))
+
+
+COPIES = {
+    "clone": lambda t: t.clone(), "detach": lambda t: t.detach(), "cpu": lambda t: t.cpu(),
+    "to": lambda t: t.to("cpu", copy=True), "contiguous": lambda t: t.contiguous(),
+    "deepcopy": copy.deepcopy, "pickle": lambda t: pickle.loads(pickle.dumps(t)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", ["F6_E2M3", "F6_E3M2", "F4"])
+def test_copies_of_packed_elements_are_packed(raw, torch, name, how, tmp_path):
+    """F6, and F4 with an odd last dimension: torch and numpy have no dtype for them."""
+    import fastsafetensors.numpy as fst_numpy
+
+    shape, size = ([4, 3] if name == "F4" else [8]), 6
+    path = raw(json.dumps({"w": {"dtype": name, "shape": shape, "data_offsets": [0, size]}}),
+               bytes(range(size)))
+    same = COPIES[how](load_file(path)["w"])
+    save_file({"w": same}, tmp_path / "again.st")
+    assert (tmp_path / "again.st").read_bytes()[-size:] == bytes(range(size))
+    with safe_open(tmp_path / "again.st", "pt") as f:
+        assert (f.get_slice("w").get_dtype(), f.get_slice("w").get_shape()) == (name, shape)
+    assert not hasattr(same[1:], "format_dtype") and not hasattr(same + 1, "format_dtype")
+    assert not hasattr(same.to(torch.float32), "format_dtype")
+    if how in ("deepcopy", "pickle"):
+        array = COPIES[how](fst_numpy.load_file(path)["w"])
+        fst_numpy.save_file({"w": array.copy()}, tmp_path / "again.st")
+        with safe_open(tmp_path / "again.st", "np") as f:
+            assert (f.get_slice("w").get_dtype(), f.get_slice("w").get_shape()) == (name, shape)
+        assert array[1:].format_dtype is None and (array + 1).format_dtype is None
+
+
+class _Watching(dict):
+    """Tensors that tell whether the garbage collector was on when they were asked for."""
+
+    def items(self):
+        assert gc.isenabled()
+        return super().items()
+
+
+def test_the_collector_is_not_switched_off(path, torch, tmp_path):
+    """It is the process's: another thread may be switching it."""
+    save_file(_Watching({"a": torch.ones(3)}), tmp_path / "a.st")
+    loader = _core.Model(path).load()
+    seen = []
+    loader.export(None, lambda tensor: seen.append(gc.isenabled()), 0)
+    assert seen == [True]
+
+
+def test_memory_of_a_callers_goes(path):
+    """An allocator that holds its load is no cycle."""
+    class Give:
+        def __call__(self, size):
+            import torch
+
+            base = torch.empty(size + 4096, dtype=torch.uint8)
+            return base[-base.data_ptr() % 4096:][:size]
+
+    give = Give()
+    give.load = _core.Model(path).load(mode="load", allocator=give)
+    tensor = give.load.item(0)
+    seen = weakref.ref(give)
+    del give
+    gc.collect()
+    assert seen() is None and tensor.shape == (3, 4)
+
+
+@pytest.mark.parametrize("index", [True, False, (True, 1), (0, True), (0, 1), (..., 2), ()])
+def test_numpy_indices_are_the_references(path, index):
+    np = pytest.importorskip("numpy")
+    reference = pytest.importorskip("safetensors")
+    with reference.safe_open(path, "np") as theirs, safe_open(path, "np") as ours:
+        wanted, got = theirs.get_slice("layer.weight")[index], ours.get_slice("layer.weight")[index]
+    assert isinstance(got, np.ndarray) and isinstance(wanted, np.ndarray)
+    assert got.shape == wanted.shape and (got == wanted).all()
+
+
+@pytest.mark.parametrize("kind", ["nested", "jagged", "name", "metadata"])
+def test_what_the_reference_refuses(torch, kind):
+    """Of the same class."""
+    reference = pytest.importorskip("safetensors.torch")
+    import fastsafetensors.torch as ours
+
+    parts, metadata = [torch.ones(2), torch.ones(3)], None
+    tensors = {"a": torch.ones(2)}
+    if kind in ("nested", "jagged"):
+        layout = torch.jagged if kind == "jagged" else torch.strided
+        tensors = {"a": torch.nested.nested_tensor(parts, layout=layout)}
+    elif kind == "name":
+        tensors = {"a\ud800": torch.ones(2)}
+    else:
+        metadata = {"k": "\ud800"}
+    with pytest.raises(Exception) as wanted:
+        reference.save(tensors, metadata)
+    with pytest.raises(wanted.type):
+        ours.save(tensors, metadata)

@@ -13,7 +13,8 @@ import pytest
 from fastsafetensors import ParallelLoader
 from fastsafetensors.torch import save_file
 
-# Reads of data wait as long as a file is there, as those of a file server that is gone do.
+# Reads from byte HOLD_FROM on wait as long as a file is there, as those of a file server that is
+# gone do.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,8 +24,9 @@ SHIM = """
 ssize_t pread64(int fd, void *buffer, size_t size, off_t offset) {
     static ssize_t (*real)(int, void *, size_t, off_t);
     if (!real) real = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread64");
-    const char *hold = getenv("HOLD");
-    while (offset >= (1 << 20) && hold && access(hold, F_OK) == 0) usleep(10000);
+    const char *hold = getenv("HOLD"), *from = getenv("HOLD_FROM");
+    while (offset >= (from ? atol(from) : 1 << 20) && hold && access(hold, F_OK) == 0)
+        usleep(10000);
     return real(fd, buffer, size, offset);
 }
 ssize_t pread(int fd, void *buffer, size_t size, off_t offset) {
@@ -78,11 +80,24 @@ def parallel():
         for _ in weights:
             pass
 
+def open_model():
+    _core.Model(path)
+
+def open_file():
+    safe_open(path, "pt")
+
+def start():  # what a load asks the file before it has threads of its own
+    model.load(mode="load", engine="direct").wait()
+
+def small():  # what the page cache lacks, and is more than a few bytes
+    model.load([("t5", [1 << 18], [1 << 19])], mode="load").wait()
+
 def by_path():
     loader = SafeTensorsFileLoader(path)
     loader._model = slow(loader._model)
     loader.load()
 
+model = _core.Model(path)
 open(hold, "w").close()
 main = threading.main_thread().ident
 
@@ -131,12 +146,15 @@ def path(tmp_path_factory, torch):
 
 
 @pytest.mark.parametrize("wait", ["item", "get_tensor", "get_slice", "read_ahead", "load_file",
-                                  "parallel", "by_path"])
+                                  "parallel", "by_path", "open_model", "open_file", "start",
+                                  "small"])
 def test_an_interrupt_ends_the_wait(wait, shim, path, tmp_path):
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
     environment = {**os.environ, "LD_PRELOAD": str(shim), "HOLD": str(tmp_path / "hold")}
+    if wait in ("open_model", "open_file", "start", "small"):
+        environment["HOLD_FROM"] = "0"
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), path, wait],
                           env=environment, capture_output=True, text=True, timeout=100)
     if done.stdout.startswith("not interrupted"):

@@ -11,9 +11,27 @@
 
 /// A job this small is done by the caller: threads would cost more than they save.
 #define INLINE_BYTES_MAX ((uint64_t)1 << 20)
+/// Of it, what the page cache is not known to hold: a file server may take its time, and callers
+/// have time limits. So little is not worth a thread all the same.
+#define INLINE_ABSENT_BYTES_MAX ((uint64_t)64 << 10)
 
 static bool is_small(const fsti_job *job) {
     return job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
+}
+
+/// Whether the caller does the job: a small one that does not wait for storage.
+static bool may_run_inline(const fsti_pipeline *pipeline) {
+    const fsti_job *job = &pipeline->job;
+    if (!is_small(job) || job->plan->bytes_planned <= INLINE_ABSENT_BYTES_MAX) return is_small(job);
+    for (size_t i = 0; i < job->plan->chunk_count; i++) {
+        const fsti_plan_chunk *chunk = &job->plan->chunks[i];
+        fsti_file *file = job->files[job->plan->extents[chunk->extent].file];
+        uint64_t bytes;
+        if (!fsti_file_resident(file, chunk->begin, chunk->end, &bytes) ||
+            bytes < chunk->end - chunk->begin)
+            return false;
+    }
+    return true;
 }
 
 static fst_status choose_routes(fsti_pipeline *pipeline, fst_error *error) {
@@ -200,7 +218,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
             finish_views(pipeline);
         else if (pipeline->chunks_done == job->plan->chunk_count)
             pipeline->first_ns = pipeline->finished_ns = fsti_now_ns(); // all of it is there
-        else if (is_small(job))
+        else if (may_run_inline(pipeline))
             fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
         else
             status = start_threads(pipeline, error);

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One helper thread runs such calls; it stays for a second, so that opening many files does not
+/// start a thread for each.
+#include "waited_call.h"
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/// How often a wait looks for Ctrl-C.
+#define SIGNAL_CHECK_MS 100
+/// How long a helper waits for the next call.
+#define IDLE_MS 1000
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t handed_over;
+    waited_call *next; ///< handed over, and not taken yet
+    int idle_count;    ///< helpers that wait for one
+} helpers = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t helpers_once = PTHREAD_ONCE_INIT;
+
+static void init_condition(pthread_cond_t *condition) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/// In a fork's child, which has no helper: whoever held the lock is not there either.
+static void forget_helpers(void) {
+    pthread_mutex_init(&helpers.lock, NULL);
+    init_condition(&helpers.handed_over);
+    helpers.next = NULL;
+    helpers.idle_count = 0;
+}
+
+static void init_helpers(void) {
+    init_condition(&helpers.handed_over);
+    (void)pthread_atfork(NULL, NULL, forget_helpers);
+}
+
+static int wait_for(pthread_cond_t *condition, pthread_mutex_t *lock, long milliseconds) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    time.tv_sec += milliseconds / 1000;
+    time.tv_nsec += milliseconds % 1000 * 1000000;
+    if (time.tv_nsec >= 1000000000) {
+        time.tv_sec++;
+        time.tv_nsec -= 1000000000;
+    }
+    return pthread_cond_timedwait(condition, lock, &time);
+}
+
+static void run_call(waited_call *call) {
+    call->run(call);
+    pthread_mutex_lock(&call->lock);
+    call->is_done = 1;
+    int is_abandoned = call->is_abandoned;
+    pthread_cond_signal(&call->finished);
+    pthread_mutex_unlock(&call->lock);
+    if (is_abandoned) call->discard(call);
+}
+
+static void *help(void *first) {
+    for (waited_call *call = first; call != NULL;) {
+        run_call(call);
+        pthread_mutex_lock(&helpers.lock);
+        helpers.idle_count++;
+        int failure = 0;
+        while (helpers.next == NULL && failure == 0)
+            failure = wait_for(&helpers.handed_over, &helpers.lock, IDLE_MS);
+        call = helpers.next;
+        helpers.next = NULL;
+        helpers.idle_count--;
+        pthread_mutex_unlock(&helpers.lock);
+    }
+    return NULL;
+}
+
+static int start_helper(waited_call *call) {
+    pthread_t thread;
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGBUS); // of a file that shrinks while it is read
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGFPE);
+    sigdelset(&blocked, SIGILL);
+    sigdelset(&blocked, SIGABRT);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    int failure = pthread_create(&thread, NULL, help, call);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failure == 0) (void)pthread_detach(thread);
+    return failure == 0;
+}
+
+/// Gives the call to a helper; false where there is none to be had.
+static int hand_over(waited_call *call) {
+    pthread_once(&helpers_once, init_helpers);
+    pthread_mutex_lock(&helpers.lock);
+    int is_taken = helpers.idle_count > 0 && helpers.next == NULL;
+    if (is_taken) {
+        helpers.next = call;
+        pthread_cond_signal(&helpers.handed_over);
+    }
+    pthread_mutex_unlock(&helpers.lock);
+    return is_taken || start_helper(call);
+}
+
+/// Waits for a while; true when the call is done.
+static int wait_a_while(waited_call *call) {
+    pthread_mutex_lock(&call->lock);
+    int failure = 0;
+    while (!call->is_done && failure == 0)
+        failure = wait_for(&call->finished, &call->lock, SIGNAL_CHECK_MS);
+    int is_done = call->is_done;
+    pthread_mutex_unlock(&call->lock);
+    return is_done;
+}
+
+/// Leaves the call to its helper; false when it is done meanwhile.
+static int abandon(waited_call *call) {
+    pthread_mutex_lock(&call->lock);
+    int is_left = !call->is_done;
+    call->is_abandoned = is_left;
+    pthread_mutex_unlock(&call->lock);
+    return is_left;
+}
+
+static void clear_call(waited_call *call) {
+    pthread_mutex_destroy(&call->lock);
+    pthread_cond_destroy(&call->finished);
+}
+
+/// The wait itself; with the GIL. 1: done; 0 with an exception.
+static int await_call(waited_call *call) {
+    int is_done = 0;
+    while (!is_done) {
+        Py_BEGIN_ALLOW_THREADS is_done = wait_a_while(call);
+        Py_END_ALLOW_THREADS if (is_done || PyErr_CheckSignals() == 0) continue;
+        if (abandon(call)) return 0;
+        clear_call(call);
+        call->discard(call);
+        return 0;
+    }
+    clear_call(call);
+    return 1;
+}
+
+int fstpy_call_run(waited_call *call) {
+    int is_main = getpid() == (pid_t)syscall(SYS_gettid), is_given = 0;
+    call->is_done = call->is_abandoned = 0;
+    if (is_main) {
+        pthread_mutex_init(&call->lock, NULL);
+        init_condition(&call->finished);
+        is_given = hand_over(call);
+        if (is_given) return await_call(call);
+        clear_call(call);
+    }
+    Py_BEGIN_ALLOW_THREADS call->run(call);
+    Py_END_ALLOW_THREADS return 1;
+}
