@@ -31,6 +31,9 @@ typedef struct value_statistics {
     double least, greatest, sum, square_sum;
     double first[FIRST_MAX];
     uint64_t first_count, first_wanted;
+    fst_dtype dtype; ///< as which the values are seen
+    /// Of whole numbers also as keys, which are exact: see cli_whole_key().
+    uint64_t least_key, greatest_key, first_keys[FIRST_MAX];
 } value_statistics;
 
 static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
@@ -81,14 +84,42 @@ static void add_value(value_statistics *statistics, double value) {
     }
 }
 
+/// Before add_value() of the same.
+static void add_key(value_statistics *statistics, uint64_t key) {
+    bool is_first = statistics->count == 0;
+    if (statistics->first_count < statistics->first_wanted)
+        statistics->first_keys[statistics->first_count] = key;
+    if (is_first || key < statistics->least_key) statistics->least_key = key;
+    if (is_first || key > statistics->greatest_key) statistics->greatest_key = key;
+}
+
 static bool add_values(value_statistics *statistics, const fst_tensor_view *view) {
     uint64_t count = view->size_bytes * 8 / fst_dtype_bits(view->dtype);
     double number;
+    bool is_whole = cli_is_whole(view->dtype);
+    statistics->dtype = view->dtype;
     for (uint64_t i = 0; i < count; i++) {
         if (!cli_value_at(view, i, &number)) return false;
+        if (is_whole) add_key(statistics, cli_whole_key(view, i));
         add_value(statistics, number);
     }
     return true;
+}
+
+/// A value as text: whole numbers in all their digits.
+static const char *value_text(const value_statistics *statistics, double value, uint64_t key,
+                              char *text) {
+    if (cli_is_whole(statistics->dtype)) return cli_whole_text(statistics->dtype, key, text);
+    snprintf(text, 32, "%.6g", value);
+    return text;
+}
+
+static void print_value(const value_statistics *statistics, double value, uint64_t key) {
+    char text[32];
+    if (!cli_is_whole(statistics->dtype))
+        cli_print_number(value);
+    else
+        printf("%s", cli_whole_text(statistics->dtype, key, text));
 }
 
 /// Loads the tensor piece by piece, its values as F64 or 64-bit integers. *known: it has numbers.
@@ -129,9 +160,9 @@ static void print_json(const fst_tensor_info *info, const value_statistics *s, b
     printf("], \"bytes\": %" PRIu64, info->size_bytes);
     if (known && s->count > 0) {
         printf(", \"min\": ");
-        cli_print_number(s->least);
+        print_value(s, s->least, s->least_key);
         printf(", \"max\": ");
-        cli_print_number(s->greatest);
+        print_value(s, s->greatest, s->greatest_key);
         printf(", \"mean\": ");
         cli_print_number(s->sum / (double)finite);
         printf(", \"nans\": %" PRIu64 ", \"infinities\": %" PRIu64 ", \"zeros\": %" PRIu64
@@ -139,7 +170,7 @@ static void print_json(const fst_tensor_info *info, const value_statistics *s, b
                s->nan_count, s->infinite_count, s->zero_count);
         for (uint64_t i = 0; i < s->first_count; i++) {
             printf("%s", i > 0 ? ", " : "");
-            cli_print_number(s->first[i]);
+            print_value(s, s->first[i], s->first_keys[i]);
         }
         printf("]");
     }
@@ -147,7 +178,7 @@ static void print_json(const fst_tensor_info *info, const value_statistics *s, b
 }
 
 static void print_text(const fst_tensor_info *info, const value_statistics *s, bool known) {
-    char shape[256], size[16];
+    char shape[256], size[16], texts[2][32];
     uint64_t finite = s->count - s->nan_count - s->infinite_count;
     double mean = s->sum / (double)finite, square = s->square_sum / (double)finite - mean * mean;
     printf("%s", cli_bold());
@@ -158,12 +189,15 @@ static void print_text(const fst_tensor_info *info, const value_statistics *s, b
     if (!known) printf("  %s has no values to show\n", fst_dtype_name(info->dtype));
     if (!known || s->count == 0) return;
     if (s->nan_count < s->count)
-        printf("  min %.6g  max %.6g  mean %.6g  standard deviation %.6g\n", s->least, s->greatest,
-               mean, sqrt(square > 0 ? square : 0));
+        printf("  min %s  max %s  mean %.6g  standard deviation %.6g\n",
+               value_text(s, s->least, s->least_key, texts[0]),
+               value_text(s, s->greatest, s->greatest_key, texts[1]), mean,
+               sqrt(square > 0 ? square : 0));
     printf("  NaN %" PRIu64 "  infinite %" PRIu64 "  zero %" PRIu64 " of %" PRIu64 "\n",
            s->nan_count, s->infinite_count, s->zero_count, s->count);
     if (s->first_count > 0) printf("  first");
-    for (uint64_t i = 0; i < s->first_count; i++) printf(" %.6g", s->first[i]);
+    for (uint64_t i = 0; i < s->first_count; i++)
+        printf(" %s", value_text(s, s->first[i], s->first_keys[i], texts[0]));
     if (s->first_count > 0) printf("%s\n", s->first_count < s->count ? " .." : "");
 }
 

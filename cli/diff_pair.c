@@ -98,18 +98,30 @@ static bool same_bits(double a, double b) {
     return a_bits == b_bits;
 }
 
+/// The difference of element `i`; 0: the same. False where the dtype has no numbers.
+static bool compare_element(const fst_tensor_view *a, const fst_tensor_view *b, uint64_t i,
+                            double *difference) {
+    double left, right;
+    if (cli_is_whole(a->dtype)) {
+        uint64_t keys[2] = {cli_whole_key(a, i), cli_whole_key(b, i)};
+        *difference = (double)(keys[0] > keys[1] ? keys[0] - keys[1] : keys[1] - keys[0]);
+        return true;
+    }
+    if (!cli_value_at(a, i, &left) || !cli_value_at(b, i, &right)) return false;
+    *difference = same_bits(left, right) ? 0 : fabs(left - right); // 0 too: zeros of both signs
+    return true;
+}
+
 static void visit_values(void *context, const fst_tensor_view *a, const fst_tensor_view *b) {
     value_summary *summary = context;
     uint64_t bits = fst_dtype_bits(a->dtype);
     if (a->dtype != b->dtype || a->size_bytes != b->size_bytes) return;
     for (uint64_t i = 0; i < a->size_bytes * 8 / bits; i++) {
-        double left, right;
-        if (!cli_value_at(a, i, &left) || !cli_value_at(b, i, &right)) return;
+        double difference;
+        if (!compare_element(a, b, i, &difference)) return;
         summary->known = true;
         summary->element_count++;
-        if (same_bits(left, right)) continue;
-        double difference = fabs(left - right);
-        if (difference == 0) continue; // zeros of both signs
+        if (difference == 0) continue;
         summary->differing++;
         if (!(difference <= summary->max)) summary->max = difference; // NaN shows
         summary->sum += difference;

@@ -302,6 +302,22 @@ static int find_places(rewrite_job *job, place *places) {
     return status == FST_OK ? EXIT_GOOD : cli_fail(&error);
 }
 
+static size_t count_converted(const rewrite_job *job) {
+    size_t converted = 0;
+    for (size_t i = 0; i < job->count; i++)
+        converted += job->outputs[i].dtype != job->outputs[i].info.dtype;
+    return converted;
+}
+
+/// Asked for a dtype that no tensor can become, or all have: no mistake, but worth a word.
+static void say_unconverted(const rewrite_job *job) {
+    if (job->plan->convert && count_converted(job) == 0 && !cli_wants_json())
+        fprintf(stderr,
+                "fastsafetensors: nothing is converted: no tensor has a dtype that becomes %s "
+                "(floats do, integers only wider ones)\n",
+                fst_dtype_name(job->plan->dtype));
+}
+
 static int cut_outputs(rewrite_job *job) {
     size_t count = job->count;
     place *places = calloc(count + 1, sizeof *places);
@@ -356,9 +372,10 @@ static void say_done(const rewrite_job *job, const fst_writer *writer) {
         printf("{\"target\": ");
         cli_print_json(job->plan->target, strlen(job->plan->target));
         printf(", \"tensors\": %zu, \"bytes\": %" PRIu64 ", \"files\": %" PRIu32
-               ", \"seconds\": %.6f, \"engine\": \"%s\", \"promise\": \"%s\"}\n",
-               stats.tensor_count, stats.bytes_total, stats.file_count, seconds, stats.engine,
-               promise);
+               ", \"converted\": %zu, \"seconds\": %.6f, \"engine\": \"%s\", \"promise\": "
+               "\"%s\"}\n",
+               stats.tensor_count, stats.bytes_total, stats.file_count, count_converted(job),
+               seconds, stats.engine, promise);
         return;
     }
     printf("%s: %zu tensor%s, %s in %" PRIu32 " file%s, %.2f s, %.2f GB/s (%s, %s)\n",
@@ -474,12 +491,9 @@ static void say_planned_files(const rewrite_job *job, uint32_t file_count) {
 static void say_plan(const rewrite_job *job) {
     uint32_t file_count = job->save.file_count > 0 ? job->save.file_count : 1;
     uint64_t total = 0;
-    size_t converted = 0;
+    size_t converted = count_converted(job);
     char size[16];
-    for (size_t i = 0; i < job->count; i++) {
-        total += job->outputs[i].size_bytes;
-        converted += job->outputs[i].dtype != job->outputs[i].info.dtype;
-    }
+    for (size_t i = 0; i < job->count; i++) total += job->outputs[i].size_bytes;
     if (cli_wants_json()) {
         printf("{\"target\": ");
         cli_print_json(job->plan->target, strlen(job->plan->target));
@@ -515,6 +529,7 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_GOOD) code = fill_metadata(&job);
     if (code == EXIT_GOOD) code = assign_files(&job);
     if (code == EXIT_GOOD) code = cut_outputs(&job);
+    if (code == EXIT_GOOD) say_unconverted(&job);
     if (code == EXIT_GOOD && plan->dry_run)
         say_plan(&job);
     else if (code == EXIT_GOOD)

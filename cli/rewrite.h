@@ -57,6 +57,12 @@ bool cli_cut_tensor(const fst_tensor_info *info, uint64_t bits, uint64_t piece_b
 
 /// What values of a dtype are converted to for looking at them: F64, I64, U64 or itself.
 fst_dtype cli_value_dtype(fst_dtype dtype);
+/// Whether that dtype is one of whole numbers (I64, U64), which doubles do not all have.
+bool cli_is_whole(fst_dtype dtype);
+/// Element `i` of such a view as a key: natural numbers in the order of the values.
+uint64_t cli_whole_key(const fst_tensor_view *view, uint64_t i);
+/// The value behind a key, as text; `text` has at least 32 bytes; returns `text`.
+char *cli_whole_text(fst_dtype dtype, uint64_t key, char *text);
 /// Element `i` of a view of that dtype, or of BOOL; false when it has no numbers.
 bool cli_value_at(const fst_tensor_view *view, uint64_t i, double *value);
 

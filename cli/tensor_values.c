@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Values of tensors of any dtype as numbers.
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "rewrite.h"
@@ -28,4 +30,24 @@ bool cli_value_at(const fst_tensor_view *view, uint64_t i, double *value) {
     case FST_DTYPE_BOOL: *value = bytes[i] != 0; return true;
     default: return false;
     }
+}
+
+bool cli_is_whole(fst_dtype dtype) { return dtype == FST_DTYPE_I64 || dtype == FST_DTYPE_U64; }
+
+/// With the sign's bit turned, two's complement is ordered as natural numbers are.
+static uint64_t sign_bit(fst_dtype dtype) { return dtype == FST_DTYPE_I64 ? (uint64_t)1 << 63 : 0; }
+
+uint64_t cli_whole_key(const fst_tensor_view *view, uint64_t i) {
+    uint64_t bits;
+    memcpy(&bits, (const char *)view->data + 8 * i, 8);
+    return bits ^ sign_bit(view->dtype);
+}
+
+char *cli_whole_text(fst_dtype dtype, uint64_t key, char *text) {
+    uint64_t bits = key ^ sign_bit(dtype);
+    if (dtype == FST_DTYPE_I64)
+        snprintf(text, 32, "%" PRId64, (int64_t)bits);
+    else
+        snprintf(text, 32, "%" PRIu64, bits);
+    return text;
 }

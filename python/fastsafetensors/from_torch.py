@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import pickle
+import re
 import sys
 from typing import Any
 
 # Where training programs put the weights beside other things.
 _NESTED = ("state_dict", "model", "model_state_dict", "module")
+
+
+def _say(error: object, source: str | None = None) -> None:
+    """Print a failure, its first line, without what would drive the terminal."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0]
+    text = "".join(one if one.isprintable() else "?" for one in text)
+    where = f", in {''.join(one if one.isprintable() else '?' for one in source)}" if source else ""
+    print(f"fastsafetensors: {text}{where}", file=sys.stderr)
 
 
 def _holds_tensors(value: Any, torch: Any) -> bool:
@@ -93,7 +103,11 @@ def convert_file(source: str, target: str, options: argparse.Namespace) -> str:
             raise ValueError("no tensor's name matches")
     tied = find_same(tensors)
     kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
-    kept = _convert(kept, options.dtype)
+    converted = _convert(kept, options.dtype)
+    if options.dtype and all(converted[name] is kept[name] for name in kept):
+        _say(f"nothing is converted: no tensor has a dtype that becomes {options.dtype} "
+             "(floats do, integers only wider ones)")
+    kept = converted
     size = sum(tensor.nbytes for tensor in kept.values())
     if options.dry_run:
         return f"would write {target}: {len(kept)} tensors, {size / 2**20:.1f} MiB in 1 file"
@@ -132,15 +146,19 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         print(convert_file(options.source, options.target, options))
     except ImportError:
-        text = "fastsafetensors: reading a torch file needs torch: pip install torch"
-        print(text, file=sys.stderr)
+        _say("reading a torch file needs torch: pip install torch")
         return 4
     except OSError as error:
-        print(f"fastsafetensors: {error}", file=sys.stderr)
+        _say(error)
         return 2
+    except pickle.UnpicklingError as error:
+        found = re.search(r"(?:GLOBAL|class) (\S+)", str(error))
+        what = f"it holds {found.group(1)}, " if found else ""
+        _say(f"{what}which is no tensor: torch's restricted loader (weights_only) takes only "
+             "tensors, numbers and texts" if what else error, options.source)
+        return 1
     except Exception as error:  # whatever torch's loader finds wrong with the file
-        text = str(error).strip().split("\n")[0]
-        print(f"fastsafetensors: {text}, in {options.source}", file=sys.stderr)
+        _say(error, options.source)
         return 1
     return 0
 

@@ -265,6 +265,80 @@ def test_diff_of_values_across_dtypes(run, tmp_path, torch):
         assert row["differing"] == int((error[name] > 0).sum())
 
 
+def test_whole_numbers_keep_all_their_digits(run, tmp_path, torch):
+    """Doubles do not have all numbers above 2 ** 53."""
+    big = 2 ** 60
+    save_file({"i": torch.tensor([big, big + 5, -big, 1234567])}, tmp_path / "a")
+    save_file({"i": torch.tensor([big + 1, big + 5, -big - 3, 1234567])}, tmp_path / "b")
+    out, _ = run("diff", "--values", tmp_path / "a", tmp_path / "b", code=1)
+    assert "2 of 4 elements, by at most 3, on average 1" in out
+    out, _ = run("show", tmp_path / "a", "i")
+    assert f"min {-big}  max {big + 5}" in out and f"first {big} {big + 5} {-big} 1234567" in out
+    row = json.loads(run("show", "--json", tmp_path / "b", "i")[0])
+    assert row["min"] == -big - 3 and row["first"][0] == big + 1 and row["max"] == big + 5
+    limits = [2 ** 64 - 1, 0, 2 ** 63]
+    header = b'{"u":{"dtype":"U64","shape":[3],"data_offsets":[0,24]}}'
+    (tmp_path / "u").write_bytes(struct.pack("<Q", len(header)) + header +
+                                 struct.pack("<3Q", *limits))
+    row = json.loads(run("show", "--json", tmp_path / "u", "u")[0])
+    assert row["first"] == limits and row["max"] == limits[0] and row["min"] == 0
+
+
+def test_a_conversion_of_nothing_says_so(run, tmp_path, torch):
+    save_file({"a": torch.ones(3), "i": torch.arange(3)}, tmp_path / "m")
+    for words in ([], ["--dry-run"]):
+        _, err = run("convert", "--dtype", "F32", *words, tmp_path / "m", tmp_path / "out")
+        assert "nothing is converted" in err and "F32" in err
+        _, err = run("convert", "--dtype", "F16", *words, tmp_path / "m", tmp_path / "out")
+        assert err == ""
+    out, _ = run("convert", "--json", "--dtype", "F32", tmp_path / "m", tmp_path / "out")
+    assert json.loads(out)["converted"] == 0
+    torch.save({"a": torch.ones(3)}, tmp_path / "t.bin")
+    _, err = run("convert", "--dtype", "F32", tmp_path / "t.bin", tmp_path / "out", env=ours())
+    assert "nothing is converted" in err
+
+
+def test_torch_files_that_hold_more_say_what(run, tmp_path, torch):
+    """In our words: torch's recommend to run the code, and may hold what drives a terminal."""
+    (tmp_path / "evil.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
+    name = tmp_path / "a\x1b[31mb.pt"
+    (tmp_path / "evil.pt").rename(name)
+    _, err = run("convert", name, tmp_path / "out", code=1, env=ours())
+    assert "\x1b" not in err and "weights_only" in err and "arbitrary code" not in err
+    assert "system" in err
+
+
+def test_targets_and_paths_that_are_not_there(run, sample, tmp_path):
+    path, _ = sample
+    _, err = run("convert", path, tmp_path / "nodir/x", code=2)
+    assert f"there is no folder '{tmp_path}/nodir' to save to" in err
+    _, err = run("clean", tmp_path / "nope", code=2)
+    assert "No such file" in err
+    (tmp_path / ".gone.0123456789abcdef.tmp").touch()  # a first save that was killed
+    assert "1 file removed" in run("clean", tmp_path / "gone")[0]
+    small = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash"]
+    for words in (["convert", path, "y"], ["split", "--count", "2", path, "made"],
+                  ["edit", "--set", "a=b", path, "y"]):
+        done = subprocess.run([*small, run.__closure__[0].cell_contents, *words], cwd=tmp_path,
+                              capture_output=True, text=True)
+        assert done.returncode == 2 and "(ulimit -f)" in done.stderr, words
+    assert sorted(os.listdir(tmp_path)) == [path.name]
+
+
+def test_an_index_that_is_something_else_says_what(run, tmp_path, sample):
+    path, _ = sample
+    index = tmp_path / "model.safetensors.index.json"
+    for content, words in ((b"version https://git-lfs.github.com/spec/v1\nsize 77\n", "git-lfs"),
+                           (b"<!DOCTYPE html><html>", "web page"), (b"\x1f\x8b\x08\0", "gzip"),
+                           (path.read_bytes(), "a safetensors file itself"), (b"", "empty"),
+                           (b'{"error": "not found"}', "server's answer"), (bytes(50), "zeros"),
+                           (b'{"weight_map": 3}', "expected"), (b'{"a": 1}', "no weight_map")):
+        index.write_bytes(content)
+        for source in (index, tmp_path):
+            _, err = run("inspect", source, code=1)
+            assert words in err and "JsonError" in err, (words, err)
+
+
 def test_many_keys_of_one_kind_are_counted(run, tmp_path, torch):
     save_file({"a": torch.ones(2)}, tmp_path / "a")
     save_file({"a": torch.ones(2)}, tmp_path / "b", {f"k{i}": "v" for i in range(100)})

@@ -141,6 +141,19 @@ static bool begins_as_header(const file_start *file) {
             is_space(file->bytes[FSTI_FORMAT_LENGTH_BYTES]));
 }
 
+bool fsti_model_index_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
+                           size_t text_size) {
+    file_start file = {bytes, byte_count};
+    if (begins_as_header(&file)) {
+        snprintf(text, text_size, "a safetensors file itself: name it *.safetensors");
+        return true;
+    }
+    // JSON that fails as an index has a place of its own to tell, unless a server has sent it.
+    if (begins(&file, "{") && (holds(&file, "\"weight_map\"") || !holds(&file, "\"error\"")))
+        return false;
+    return fsti_model_file_kind(bytes, byte_count, file_size, text, text_size);
+}
+
 bool fsti_model_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
                           size_t text_size) {
     file_start file = {bytes, byte_count};

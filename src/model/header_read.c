@@ -6,8 +6,6 @@
 
 /// Room for the header of a few hundred tensors; a longer one costs a second read.
 #define FIRST_READ_BYTES ((size_t)64 << 10)
-/// What is looked at of a file whose header was refused.
-#define KIND_READ_BYTES ((size_t)4096)
 #define INDEX_BYTES_MAX ((uint64_t)FSTI_FORMAT_HEADER_BYTES_MAX)
 
 static fst_status file_ended(const fsti_file *file, fst_error *error) {

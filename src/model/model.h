@@ -85,11 +85,18 @@ bool fsti_model_paths_same(const model_paths *paths);
 fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,
                                 fst_error *error);
 
+/// What is looked at of a file that was refused.
+#define KIND_READ_BYTES ((size_t)4096)
+
 /// Says what a file is that is no safetensors file, by its first bytes, and what to do about it:
 /// words to follow "the file is ". False when they tell nothing. About files whose header was
 /// refused; the text may quote bytes of the file.
 bool fsti_model_file_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
                           size_t text_size);
+
+/// The same of a file that was refused as an index.
+bool fsti_model_index_kind(const char *bytes, size_t byte_count, uint64_t file_size, char *text,
+                           size_t text_size);
 
 /// Says what a folder without safetensors files has instead: words to follow a message, or "".
 void fsti_model_folder_hint(const char *folder, char *text, size_t text_size);

@@ -72,6 +72,22 @@ static fst_status list_folder(const char *folder, const char *ending, model_path
     return status;
 }
 
+/// Parses an index (`bytes` are taken over); one that is something else says what it is.
+static fst_status parse_index(char *bytes, size_t byte_count, const char *path, uint64_t hash_key,
+                              fsti_index *out, fst_error *error) {
+    char start[KIND_READ_BYTES], kind[200];
+    size_t start_bytes = byte_count < sizeof start ? byte_count : sizeof start;
+    memcpy(start, bytes, start_bytes); // names are decoded in place
+    fst_status status = fsti_index_parse(bytes, byte_count, path, hash_key, out, error);
+    if (status != FST_E_INDEX_JSON || error == NULL ||
+        !fsti_model_index_kind(start, start_bytes, byte_count, kind, sizeof kind))
+        return status;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, status, place, "%s: not an index of shards: it is %s",
+                          fsti_status_name(status), kind);
+}
+
 static fst_status open_index(const char *path, uint64_t hash_key, model_paths *out,
                              fst_error *error) {
     char *bytes;
@@ -81,7 +97,7 @@ static fst_status open_index(const char *path, uint64_t hash_key, model_paths *o
     out->index_hold = open(path, O_PATH | O_CLOEXEC);
     out->has_index = true;
     FST_TRY(fsti_model_read_text(path, &bytes, &byte_count, error));
-    FST_TRY(fsti_index_parse(bytes, byte_count, path, hash_key, &out->index, error));
+    FST_TRY(parse_index(bytes, byte_count, path, hash_key, &out->index, error));
     const char *slash = strrchr(path, '/');
     size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
     for (size_t i = 0; i < out->index.file_count; i++)

@@ -56,7 +56,14 @@ static fst_status open_hidden(fsti_output *output, fst_error *error) {
         output->hidden = fsti_hidden_path(output->target.folder, output->target.path);
         if (output->hidden == NULL) return fsti_error_memory(error, strlen(output->target.path));
     }
-    return fsti_error_errno(error, errno, output->target.path, "making a file beside it");
+    if (errno == ENOENT) {
+        fsti_error_place place = FSTI_NOWHERE;
+        place.file = output->target.path;
+        place.os_errno = ENOENT;
+        return fsti_error_set(error, FST_E_NOT_FOUND, place, "there is no folder '%s' to save to",
+                              output->target.folder);
+    }
+    return fsti_error_errno(error, errno, output->target.path, "making the new file beside it");
 }
 
 /// Who may do what when the file gets another owner or group: nobody more than before. Members of
