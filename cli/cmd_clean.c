@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "commands.h"
 
@@ -18,7 +19,7 @@ static void tell(void *context, const fst_leftover *leftover) {
                        : request->dry_run ? "would be removed"
                                           : "goes";
     if (cli_wants_json()) {
-        printf("%s\n  {\"path\": ", request->told > 0 ? "," : "");
+        printf("%s\n  {\"path\": ", request->told > 0 ? "," : "{\"leftovers\": [");
         cli_print_json(leftover->path, strlen(leftover->path));
         printf(", \"bytes\": %" PRIu64 ", \"in_use\": %s}", leftover->size_bytes,
                leftover->in_use ? "true" : "false");
@@ -34,11 +35,15 @@ static int clean_path(const char *path, clean_request *request) {
     size_t count = 0;
     uint64_t bytes = 0;
     char size[16];
-    if (cli_wants_json()) printf("{\"leftovers\": [");
+    struct stat info;
     fst_status status = fst_leftovers_visit(path, tell, request, &error);
+    // A first save that was killed has left a hidden file only; without that the name means
+    // nothing.
+    if (status == FST_OK && request->told == 0 && stat(path, &info) != 0)
+        return cli_fail_errno("looking for leftovers of", path);
     if (status == FST_OK && !request->dry_run)
         status = fst_leftovers_remove(path, &count, &bytes, &error);
-    if (cli_wants_json() && status != FST_OK) {
+    if (cli_wants_json() && status != FST_OK && request->told > 0) {
         printf("], \"error\": ");
         cli_print_error_json(&error);
         printf("}\n");
@@ -46,7 +51,8 @@ static int clean_path(const char *path, clean_request *request) {
     }
     if (status != FST_OK) return cli_fail(&error);
     if (cli_wants_json())
-        printf("], \"removed\": %zu, \"bytes\": %" PRIu64 "}\n", count, bytes);
+        printf("%s], \"removed\": %zu, \"bytes\": %" PRIu64 "}\n",
+               request->told > 0 ? "" : "{\"leftovers\": [", count, bytes);
     else if (!request->dry_run)
         printf("%zu file%s removed, %s\n", count, cli_plural(count), cli_size_text(bytes, size));
     return EXIT_GOOD;

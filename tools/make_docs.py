@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import sys
 
+from read_headers import HEADERS, read_header
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGE = ROOT / "build/docs"
 SITE = ROOT / "build/site"
@@ -24,7 +26,6 @@ MODULES = ("fastsafetensors", "fastsafetensors.torch", "fastsafetensors.numpy",
            "fastsafetensors.distributed", "fastsafetensors.checkpoint",
            "fastsafetensors.integrations", "fastsafetensors.compat",
            "fastsafetensors.fast_loading")
-HEADERS = ("base", "dtype", "model", "loader", "writer", "device", "experimental", "version")
 CONFIGURATION = """\
 site_name: fastsafetensors
 docs_dir: {stage}
@@ -99,36 +100,10 @@ def c_reference() -> str:
     """Return a page of the public headers: every comment with what it stands before."""
     out = ["# C reference", "", "Made of the public headers, which are the reference.", ""]
     for name in HEADERS:
-        lines = (ROOT / f"include/fastsafetensors/{name}.h").read_text().splitlines()
         out += [f"## {name}.h", ""]
-        comment: list[str] = []
-        code: list[str] = []
-        for line in lines:
-            if line.startswith("///"):
-                if code:
-                    out += code_block(code)
-                    code = []
-                comment.append(line[3:].removeprefix(" "))
-                continue
-            if comment:
-                out += [*comment, ""]
-                comment = []
-            if line.startswith(("#", "// SPDX", 'extern "C"')) and not line.startswith(
-                    "#define FST_") or (line == "}" and not code):
-                continue
-            if line or code:
-                code.append(line)
-            if not line and code and "".join(code).count("{") == "".join(code).count("}"):
-                out += code_block(code)
-                code = []
-        out += code_block(code)
+        for block in read_header(name):
+            out += [*block.comment, ""] if block.comment else ["```c", block.code, "```", ""]
     return "\n".join(out) + "\n"
-
-
-def code_block(lines: list[str]) -> list[str]:
-    """Return C lines as a block, or nothing when there is none."""
-    text = "\n".join(lines).strip()
-    return ["```c", text, "```", ""] if text else []
 
 
 def python_reference() -> str:

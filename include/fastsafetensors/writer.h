@@ -240,8 +240,7 @@ typedef void (*fst_leftover_callback)(void *context, const fst_leftover *leftove
 
 /// Tells of the hidden files of saves in a folder, or of one target's if `path` is no folder.
 /// Saves remove those of their own targets that are not in use, so only what nobody saves again
-/// stays. FST_E_TIMEOUT while a save is being published; FST_E_NOT_FOUND when there is neither such
-/// a file nor a hidden one of it.
+/// stays. FST_E_TIMEOUT while a save is being published.
 FST_API FST_NODISCARD fst_status fst_leftovers_visit(const char *path, fst_leftover_callback visit,
                                                      void *context, fst_error *error);
 /// Removes those that are not in use. `count` and `size_bytes` (may be NULL): of what was removed.

@@ -3,6 +3,7 @@
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -66,6 +67,41 @@ def test_the_index_leads_to_every_page():
     index = (ROOT / "docs/index.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name in ("index.md", "package.md") or f"({page.name})" in index, page.name
+
+
+def test_the_library_s_manual_is_made_of_the_headers():
+    """A page a header; every exported function has its name."""
+    done = subprocess.run([sys.executable, ROOT / "tools/make_library_manual.py", "--check"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    text = "".join(path.read_text() for path in (ROOT / "include").rglob("*.h"))
+    declared = set(re.findall(r"FST_API[^;(]*?\b(fst_\w+)\(", text))
+    names = dict(line.split() for line in (ROOT / "man/functions.txt").read_text().splitlines())
+    assert set(names) == declared and len(declared) > 60
+    for name, page in names.items():
+        assert name in (ROOT / f"man/{page}.3").read_text()
+    if not shutil.which("groff"):
+        pytest.skip("no groff to look at the pages with")
+    for page in (ROOT / "man").glob("*.[13]"):
+        done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z", page], capture_output=True,
+                              text=True)
+        assert done.stderr == "", page
+
+
+def test_the_readme_s_c_program_compiles_and_runs(command, tmp_path):
+    """Against the built library, without a warning; it loads what is there."""
+    if not shutil.which("cc"):
+        pytest.skip("no cc")
+    text = (ROOT / "README.md").read_text()
+    include, body = re.search(r"```c\n(#include .*?\n)(.*?)```", text, re.S).groups()
+    (tmp_path / "t.c").write_text(f"{include}int main(void) {{\n{body}return 0;\n}}\n")
+    library = pathlib.Path(command).parents[1] / "src"
+    subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include", "t.c",
+                    "-o", "t", f"-L{library}", "-lfastsafetensors", f"-Wl,-rpath,{library}"],
+                   cwd=tmp_path, check=True)
+    header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
+    assert subprocess.run([tmp_path / "t"], cwd=tmp_path).returncode == 0
 
 
 def test_the_picture_is_drawn_from_the_data():

@@ -176,7 +176,7 @@ typedef struct leftover_walk {
     fst_leftover_callback visit;
     void *context;
     bool removes;
-    size_t count, seen;
+    size_t count;
     uint64_t size_bytes;
 } leftover_walk;
 
@@ -185,7 +185,6 @@ static void walk_one(void *context, const fsti_leftover *leftover) {
     char path[PATH_MAX];
     if (walk->target != NULL && !fsti_leftover_is_of(leftover, walk->target)) return;
     bool in_use = leftover->has_owner || is_used(&walk->used, leftover->name);
-    walk->seen++;
     snprintf(path, sizeof path, "%s/%s", walk->used.folder, leftover->name);
     fst_leftover told = {.path = path, .size_bytes = leftover->size_bytes, .in_use = in_use};
     if (walk->visit != NULL) walk->visit(walk->context, &told);
@@ -208,10 +207,6 @@ static fst_status walk_leftovers(const char *path, leftover_walk *walk, fst_erro
     fst_status status = fsti_folder_lock(walk->used.folder, &lock, error);
     if (status == FST_OK) status = read_indexes(&walk->used, error);
     if (status == FST_OK) status = fsti_leftovers_visit(walk->used.folder, walk_one, walk, error);
-    // A first save that was killed has left a hidden file only: without that the name means
-    // nothing.
-    if (status == FST_OK && walk->target != NULL && !target.exists && walk->seen == 0)
-        status = fsti_error_errno(error, ENOENT, path, "looking for leftovers");
     fsti_folder_unlock(lock);
     clear_used(&walk->used);
     fsti_target_clear(&target);

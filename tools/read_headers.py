@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public headers taken apart: comments with what they stand before. For the site and man pages."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADERS = ("base", "dtype", "model", "loader", "writer", "device", "experimental", "version")
+
+
+class Block(NamedTuple):
+    """A comment, or code without a comment in between; the other is empty."""
+
+    comment: list[str]
+    code: str
+
+
+def is_frame(line: str, in_code: bool) -> bool:
+    """Tell whether a line is none of the interface: includes, guards, extern "C"."""
+    if line.startswith("#define FST_") and not line.endswith("_H"):
+        return False
+    return line.startswith(("#", "// SPDX", 'extern "C"')) or (line == "}" and not in_code)
+
+
+def read_header(name: str) -> list[Block]:
+    """Return the blocks of include/fastsafetensors/NAME.h in order."""
+    blocks: list[Block] = []
+    comment: list[str] = []
+    code: list[str] = []
+
+    def end_code() -> None:
+        text = "\n".join(code).strip()
+        if text:
+            blocks.append(Block([], text))
+        code.clear()
+
+    for line in (ROOT / f"include/fastsafetensors/{name}.h").read_text().splitlines():
+        if line.startswith("///"):
+            end_code()
+            comment.append(line[3:].removeprefix(" "))
+            continue
+        if comment:
+            blocks.append(Block(comment, ""))
+            comment = []
+        if is_frame(line, bool(code)):
+            continue
+        if line or code:
+            code.append(line)
+        text = "".join(code)
+        if not line and code and text.count("{") == text.count("}"):
+            end_code()
+    end_code()
+    return blocks
+
+
+def functions_of(blocks: list[Block]) -> list[str]:
+    """Return the names of the functions that blocks declare."""
+    text = "\n".join(block.code for block in blocks)
+    return re.findall(r"FST_API[^;(]*?\b(fst_\w+)\(", text)
