@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
+from ._torch_installed import torch
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch as _torch
-
 from ._core import Model
 from ._gpu import load_options, stream_of
 from ._load import OpenLoad, load_from
 from ._rank_parts import part_on_mesh
 from ._tensor_memory import Extent, extents_of, find_covered, overlap_groups
+from ._torch_installed import torch as _torch
 from ._torch_state import TORCH_NAMES, dtype_name, format_box, torch_dtype, torch_shape
 from ._torch_tensors import export
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch as _torch
+from ._torch_installed import torch as _torch
 
 # Classes whose tensors are what they seem: their methods are torch's own.
 PLAIN = (_torch.Tensor, _torch.nn.Parameter)

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch as _torch
-
 from ._tensor_memory import PLAIN, address_of, check_memory, find_shared
+from ._torch_installed import torch as _torch
 
 # The format's dtypes by torch's names. torch has no 6-bit floats: their packed bytes are uint8.
 TORCH_NAMES = {

@@ -7,12 +7,11 @@ import contextlib
 from functools import cache
 from typing import Any
 
-import torch as _torch
-
 from ._core import DTYPES, Model, Tensor, dlpack_probe
 from ._gpu import load_options
 from ._request import choose_names, converted_dtype
 from ._tensor_memory import plainly
+from ._torch_installed import torch as _torch
 from ._torch_state import torch_dtype, torch_shape
 
 # The importer behind torch.from_dlpack, without its checks of objects that are no capsules.

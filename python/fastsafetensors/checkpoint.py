@@ -23,7 +23,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+from ._torch_installed import torch  # isort: skip  # first: it says what is missing
 from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,

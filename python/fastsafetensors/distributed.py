@@ -27,8 +27,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from ._agreement import Agreement, named
 from ._core import Model
 from ._load import load_from
@@ -43,6 +41,7 @@ from ._rank_parts import (
     part_on_mesh,
 )
 from ._ranks_save import save_on_ranks
+from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import export, make_item
 from .v05.common import device_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as _np
-
 from ._array_front import ArrayFront
+from ._numpy_installed import numpy as _np
 
 try:
     import mlx.core as _mx

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-import numpy as _np
-
 from ._core import Tensor, error_class, serialize
 from ._load import load_bytes, load_paths
+from ._numpy_installed import numpy as _np
 from ._open import check_backend, check_path
 from ._progress import Progress
 from ._request import dtype_word

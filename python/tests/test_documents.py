@@ -63,6 +63,15 @@ def test_the_page_of_package_indexes_has_no_relative_links():
     assert 'readme = "docs/package.md"' in (ROOT / "pyproject.toml").read_text()
 
 
+def test_the_metadata_names_no_address_that_is_not_there():
+    """Of projects of the same name, say: the format's page, and what is said instead of ours."""
+    text = (ROOT / "pyproject.toml").read_text()
+    table = text.partition("[project.urls]")[2].partition("\n[")[0]
+    urls = re.findall(r'"(https?://[^"]+)"', table)
+    assert urls == ["https://huggingface.co/docs/safetensors"]
+    assert "no public address yet" in (ROOT / "docs/package.md").read_text()
+
+
 def test_the_index_leads_to_every_page():
     index = (ROOT / "docs/index.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):

@@ -138,6 +138,27 @@ def test_uninstall_leaves_nothing(tmp_path):
         assert any(p.is_file() for p in target.rglob("*")) == (words[0] == "install")
 
 
+@pytest.mark.parametrize("line", [
+    "import fastsafetensors.torch", "import fastsafetensors.distributed",
+    "import fastsafetensors.checkpoint", "from fastsafetensors import SafeTensorsFileLoader",
+    "from fastsafetensors import ParallelLoader", "import fastsafetensors.numpy",
+    "import fastsafetensors.flax", "import fastsafetensors.fast_loading",
+    "from fastsafetensors import safe_open; safe_open('m', framework='pt').get_tensor('a')",
+    "from fastsafetensors import safe_open; safe_open('m', framework='np').get_tensor('a')"])
+def test_what_is_not_installed_is_named(line, tmp_path):
+    """Without torch and numpy (None in sys.modules): what to install, in the error's last line."""
+    header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
+    code = f"import sys; sys.modules['torch'] = sys.modules['numpy'] = None; {line}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                          text=True)
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    if done.returncode == 0:
+        assert "Loader" in line or "fast_loading" in line  # needed when it is used
+    else:
+        assert "ModuleNotFoundError" in last and "pip install" in last, done.stderr
+
+
 def test_help_tells_of_every_target():
     done = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True)
     makefile = (ROOT / "Makefile").read_text()

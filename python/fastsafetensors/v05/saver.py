@@ -212,7 +212,7 @@ def _torch_name(framework: str) -> None:
 
 
 def _torch_view(view: memoryview) -> Any:
-    import torch
+    from .._torch_installed import torch
 
     return torch.frombuffer(view, dtype=torch.uint8)
 
@@ -223,8 +223,7 @@ def _copy_source(view: memoryview, entry: WriteEntry, framework: str) -> None:
     if framework == "paddle":
         view[:] = entry.source.numpy().tobytes()
         return
-    import torch
-
+    from .._torch_installed import torch
     from .._torch_state import plain
 
     _torch_view(view).copy_(plain(entry.source).reshape(-1).view(torch.uint8))

@@ -7,10 +7,9 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..._core import live_buffers
 from ..._gpu import load_options
+from ..._torch_installed import torch
 from ..._torch_state import TORCH_NAMES, torch_shape
 from ..._torch_tensors import make_item
 from ..._torch_tensors import wrap as wrap_core

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""numpy, or an error that says what to install. Modules that need numpy import it from here."""
+
+from __future__ import annotations
+
+try:
+    import numpy as numpy
+except ModuleNotFoundError as error:
+    if error.name != "numpy":
+        raise
+    raise ModuleNotFoundError(
+        "this part of fastsafetensors needs numpy: pip install numpy ml_dtypes", name="numpy"
+    ) from error
