@@ -101,7 +101,8 @@ static void take_request(fuzz_input *input, const fsti_header *header, request *
     out->rules.order = (fst_order)fuzz_below(input, FST_ORDER_COUNT);
     out->rules.batch_bytes_max = limits[fuzz_below(input, 5)];
     out->rules.coalesce_gap_bytes = gaps[fuzz_below(input, 5)];
-    out->rules.chunk_bytes_max = fuzz_below(input, 2) ? (uint64_t)4 << 20 : 0;
+    out->rules.is_view = !fuzz_below(input, 2);
+    out->rules.chunk_bytes_max = out->rules.is_view ? 0 : (uint64_t)4 << 20;
 }
 
 static void check_items(const fsti_plan *plan) {

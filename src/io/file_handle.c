@@ -11,10 +11,6 @@
 
 #include "io_private.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22 // Linux 5.14
-#endif
-
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error) {
     if (S_ISREG(info->st_mode)) return FST_OK;
     const char *kind = S_ISDIR(info->st_mode)    ? "a folder"
@@ -150,49 +146,6 @@ fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst
 }
 
 void fsti_io_unmap(void *address, uint64_t size_bytes) { munmap(address, size_bytes); }
-
-/// Brings a range into the page cache by reading it to nowhere.
-static fst_status read_through(const fsti_file *file, uint64_t begin, uint64_t end,
-                               fst_error *error) {
-    enum { BLOCK_BYTES = 256 << 10 }; // stays in the processor's cache
-    char *block = fsti_alloc(BLOCK_BYTES);
-    if (block == NULL) return fsti_error_memory(error, BLOCK_BYTES);
-    ssize_t result = 1;
-    for (uint64_t at = begin; at < end && result > 0;
-         at += (uint64_t)fsti_max((uint64_t)result, 1)) {
-        result = pread(file->fd, block, (size_t)fsti_min(BLOCK_BYTES, end - at), (off_t)at);
-        if (result < 0 && errno == EINTR) result = 1; // a byte is skipped: the page comes with it
-    }
-    int failure = errno;
-    fsti_free(block);
-    return result < 0 ? fsti_error_errno(error, failure, file->path, "read") : FST_OK;
-}
-
-fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
-                              fst_error *error) {
-    uint64_t from = fsti_align_down(begin, fsti_page_bytes());
-    while (madvise(mapping + from, end - from, MADV_POPULATE_READ) != 0) {
-        int failure = errno;
-        if (failure == EINTR || failure == EAGAIN) continue;
-        FST_TRY(fsti_file_check(file, error));
-        if (failure == EINVAL) return read_through(file, begin, end, error); // an older kernel
-        return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
-    }
-    return FST_OK;
-}
-
-/// One call reads no more than the larger of the device's readahead window and its largest request:
-/// this much it always may, and what follows on is merged.
-#define ADVICE_BYTES ((uint64_t)128 << 10)
-
-uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end) {
-    uint32_t count = 0;
-    if (!fsti_io_file_is_plain(file)) return 0;
-    for (uint64_t at = begin; at < end; at += ADVICE_BYTES, count++)
-        posix_fadvise(file->fd, (off_t)at, (off_t)fsti_min(end - at, ADVICE_BYTES),
-                      POSIX_FADV_WILLNEED);
-    return count;
-}
 
 const char *fsti_io_file_mapping(fsti_file *file) {
     if (!fsti_io_file_is_plain(file)) return file->memory;

@@ -42,6 +42,21 @@ fst_status fsti_file_check(const fsti_file *file, fst_error *error);
 fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst_error *error);
 void fsti_io_unmap(void *address, uint64_t size_bytes);
 
+/// Asks the kernel to bring the range of a mapping into the page cache in huge pages, and to read
+/// as much at once, whatever the device's readahead is: where it does so a start costs a fault per
+/// huge page, the next ones as well. What is read may exceed the range by two huge pages. Kernels
+/// that do not know it, and file systems without large pages, take no notice.
+void fsti_file_expect(char *mapping, uint64_t begin, uint64_t end);
+
+/// Tells the kernel that [begin, end) is wanted soon: it reads just that, in small pages, while
+/// nobody waits. Returns how many calls that took.
+uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end);
+
+/// Nanoseconds of this thread that a first look at a page of [begin, end), which is in the page
+/// cache, takes: the mean of some. Up to 300 where memory is at hand; a virtual machine whose host
+/// has to find the page first takes over 1,000.
+uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end);
+
 /// Makes the pages of a mapping present. An I/O error or a file that has shrunk is an error here
 /// rather than a signal later.
 fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
@@ -103,10 +118,6 @@ typedef struct fsti_io_facts {
 } fsti_io_facts;
 void fsti_io_probe(fsti_file *file, bool guard_allowed, fsti_io_facts *out);
 
-/// Asks the kernel to bring [begin, end) into the page cache, and does not wait for all of it.
-/// Returns the number of calls that took.
-uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end);
-
 /// Whether GPUDirect Storage can be used at all: cuFile, or hipFile; and why not.
 bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size);
 /// Whether the file's bytes really go straight to a device, by reading some to `scratch`, memory of
@@ -150,6 +161,8 @@ enum {
     FSTI_IO_HIDE_TMPFILE = 8,
     FSTI_IO_HIDE_PROC = 16,
     FSTI_IO_HIDE_PATIENCE = 32, ///< who waits for another save gives up at once
+    FSTI_IO_HIDE_COLD = 64,     ///< no page is slow to come by
+    FSTI_IO_HIDE_WARM = 128,    ///< every page is
 };
 void fsti_io_hide(unsigned features);
 

@@ -111,10 +111,10 @@ static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wan
                              .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
                                                    : gap == UINT64_MAX ? 0
                                                                        : gap,
-                             .chunk_bytes_max = loader->mode == FST_MODE_MAP ? 0
-                                                : loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX
-                                                                         : FSTI_PLAN_CHUNK_BYTES,
-                             .to_device = loader->device != NULL};
+                             .chunk_bytes_max =
+                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
+                             .to_device = loader->device != NULL,
+                             .is_view = loader->mode == FST_MODE_MAP};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 

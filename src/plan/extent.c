@@ -102,14 +102,15 @@ static void mark_conversions(const fsti_plan *plan, fsti_plan_extent *extent) {
         extent->converts = plan->items[plan->segments[extent->segment_first + i].item].is_converted;
 }
 
-/// Cuts an extent at multiples of the chunk size from its first page, and tells every item which
-/// chunks hold its bytes.
+/// Cuts an extent at multiples of the chunk size from its first page, of views from the beginning
+/// of the file, and tells every item which chunks hold its bytes.
 static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     fsti_plan *plan = build->plan;
     const fsti_plan_extent *extent = &plan->extents[extent_index];
-    uint64_t origin = fsti_align_down(extent->begin, FSTI_PLAN_PAGE_BYTES);
-    uint32_t first = (uint32_t)plan->chunk_count;
     uint64_t step = plan->chunk_bytes;
+    uint64_t origin =
+        fsti_align_down(extent->begin, build->rules->is_view ? step : FSTI_PLAN_PAGE_BYTES);
+    uint32_t first = (uint32_t)plan->chunk_count;
     for (uint64_t begin = extent->begin; begin < extent->end;) {
         uint64_t end = fsti_align_down(begin - origin, step) + step + origin;
         end = fsti_min(end, extent->end);

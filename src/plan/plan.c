@@ -110,9 +110,11 @@ static fst_status size_chunks(plan_build *build) {
     uint64_t bytes = plan->bytes_requested, limit = build->rules->chunk_bytes_max;
     plan->chunk_bytes =
         bytes < FSTI_PLAN_SMALL_REQUEST_BYTES ? FSTI_PLAN_SMALL_CHUNK_BYTES : FSTI_PLAN_CHUNK_BYTES;
+    bool is_view = build->rules->is_view;
+    if (is_view) plan->chunk_bytes = FSTI_PLAN_VIEW_CHUNK_BYTES;
     if (limit != 0) plan->chunk_bytes = fsti_min(plan->chunk_bytes, limit);
     if (bytes / plan->chunk_bytes <= FSTI_PLAN_CHUNK_COUNT_MAX) return FST_OK;
-    if (limit != 0) return fsti_error_memory(build->error, bytes);
+    if (!is_view) return fsti_error_memory(build->error, bytes);
     while (bytes / plan->chunk_bytes > FSTI_PLAN_CHUNK_COUNT_MAX) plan->chunk_bytes *= 2;
     return FST_OK;
 }

@@ -22,6 +22,8 @@
 /// threads end together.
 #define FSTI_PLAN_CHUNK_BYTES ((uint64_t)8 << 20)
 #define FSTI_PLAN_SMALL_CHUNK_BYTES ((uint64_t)2 << 20)
+/// Chunks of views: what the kernel brings into the page cache as one, where it may.
+#define FSTI_PLAN_VIEW_CHUNK_BYTES ((uint64_t)2 << 20)
 #define FSTI_PLAN_SMALL_REQUEST_BYTES ((uint64_t)128 << 20)
 /// A file of holes may have any size: its plan must not. 16 TiB to memory are refused.
 #define FSTI_PLAN_CHUNK_COUNT_MAX ((uint64_t)1 << 21)
@@ -50,7 +52,8 @@ typedef struct fsti_plan_rules {
     fst_order order;
     uint64_t batch_bytes_max;    ///< UINT64_MAX: a batch a file
     uint64_t coalesce_gap_bytes; ///< less than a chunk counts: no chunk is a gap alone
-    uint64_t chunk_bytes_max;    ///< a power of two; 0: views, whose chunks may be of any size
+    uint64_t chunk_bytes_max;    ///< a power of two; 0: no limit
+    bool is_view;   ///< chunks lie at multiples of their size in the file, and grow when too many
     bool to_device; ///< kernels read vectors of 16 bytes, and expect what allocators align
 } fsti_plan_rules;
 

@@ -81,6 +81,11 @@ fsti_route fsti_policy_demote(fsti_route route, bool in_setup) {
     return route == FSTI_ROUTE_RING && in_setup ? FSTI_ROUTE_DIRECT : FSTI_ROUTE_CACHE;
 }
 
+fsti_view_way fsti_policy_view(uint64_t extent_bytes, bool fresh_is_dear) {
+    bool is_large = extent_bytes >= FSTI_POLICY_LARGE_EXTENT_BYTES;
+    return is_large && !fresh_is_dear ? FSTI_VIEW_BY_HUGE_PAGES : FSTI_VIEW_BY_ADVICE;
+}
+
 fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
     uint64_t threads = facts->wanted;
     // One chunk is one thread's work.

@@ -50,6 +50,16 @@ fsti_route fsti_policy_route(const fsti_route_facts *facts);
 /// The next route when one has failed: `in_setup` before anything was read by it.
 fsti_route fsti_policy_demote(fsti_route route, bool in_setup);
 
+/// How absent bytes of views come into the page cache.
+typedef enum fsti_view_way {
+    FSTI_VIEW_BY_ADVICE,     ///< the kernel is told what is wanted, and reads it in small pages
+    FSTI_VIEW_BY_HUGE_PAGES, ///< in huge pages: later starts map them for next to nothing
+} fsti_view_way;
+/// From this size on an extent is worth the two huge pages that may be read beyond it.
+#define FSTI_POLICY_LARGE_EXTENT_BYTES ((uint64_t)32 << 20)
+/// `fresh_is_dear`: whole huge pages are slow to come by; small ones may lie about in use.
+fsti_view_way fsti_policy_view(uint64_t extent_bytes, bool fresh_is_dear);
+
 typedef struct fsti_thread_facts {
     uint32_t wanted; ///< 0: by the machine
     uint32_t processor_count;

@@ -3,7 +3,6 @@
 #include "sink.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -105,22 +104,8 @@ static void *run_thread(void *argument) {
     return NULL;
 }
 
-/// Signals go to the program's own threads; only faults of our own instructions come here.
-static void block_signals(sigset_t *before) {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    sigdelset(&blocked, SIGBUS);
-    sigdelset(&blocked, SIGSEGV);
-    sigdelset(&blocked, SIGFPE);
-    sigdelset(&blocked, SIGILL);
-    sigdelset(&blocked, SIGABRT);
-    pthread_sigmask(SIG_SETMASK, &blocked, before);
-}
-
 static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
-    sigset_t before;
     int failure = 0;
-    block_signals(&before);
     for (uint32_t i = 0; i < pipeline->thread_count && failure == 0; i++) {
         thread_start *start = fsti_alloc(sizeof *start);
         if (start == NULL) {
@@ -128,13 +113,12 @@ static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
             break;
         }
         *start = (thread_start){pipeline, i};
-        failure = pthread_create(&pipeline->threads[i], NULL, run_thread, start);
+        failure = fsti_thread_start(&pipeline->threads[i], run_thread, start);
         if (failure == 0)
             pipeline->threads_started++;
         else
             fsti_free(start);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     // The first thread alone can do all of the work; fewer than wished is no failure.
     if (failure == 0 || pipeline->threads_started > 0) return FST_OK;
     return fsti_error_errno(error, failure, NULL, "starting a thread");

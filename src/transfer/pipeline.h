@@ -95,6 +95,9 @@ struct fsti_pipeline {
     pthread_mutex_t progress_lock; ///< one progress call at a time
     pthread_mutex_t advice_lock;   ///< one thread tells the kernel what comes next
     uint32_t advice_cursor;        ///< under advice_lock: chunks before it have been told
+    uint32_t huge_extent;          ///< under advice_lock: huge pages were asked for up to
+    uint64_t huge_end;             ///< there
+    atomic_uint dear_count;        ///< chunks whose huge pages the host had to find
     atomic_bool stop;
 };
 

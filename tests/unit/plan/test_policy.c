@@ -93,6 +93,14 @@ TEST(routes)
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, false), FSTI_ROUTE_CACHE);
 }
 
+TEST(ways_of_views)
+{
+    uint64_t large = FSTI_POLICY_LARGE_EXTENT_BYTES;
+    CHECK_INT(fsti_policy_view(large, false), FSTI_VIEW_BY_HUGE_PAGES);
+    CHECK_INT(fsti_policy_view(large, true), FSTI_VIEW_BY_ADVICE);
+    CHECK_INT(fsti_policy_view(large - 1, false), FSTI_VIEW_BY_ADVICE);
+}
+
 TEST(threads)
 {
     static const struct {

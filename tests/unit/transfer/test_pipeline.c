@@ -350,6 +350,36 @@ TEST(both_regimes_in_one_file)
     CHECK_INT(stats.bytes_read, TENSOR_COUNT * TENSOR_BYTES);
 }
 
+TEST(views_come_in_huge_pages_unless_these_are_dear)
+{
+    enum { COUNT = 48, BYTES = 1 << 20 };
+    static const unsigned ways[] = {FSTI_IO_HIDE_COLD, FSTI_IO_HIDE_WARM};
+    const char *path = fixture_tensors("views", COUNT, BYTES);
+    fst_load_options options = {.struct_size = sizeof options};
+    fst_load_stats stats[2];
+    for (int i = 0; i < 2; i++) {
+        fst_model *model;
+        fst_loader *loader;
+        fixture_evict(path);
+        fsti_io_hide(ways[i]);
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        stats[i] = (fst_load_stats){.struct_size = sizeof stats[i]};
+        CHECK_INT(fst_loader_stats_get(loader, &stats[i], NULL), FST_OK);
+        fst_loader_close(loader);
+        fst_model_close(model);
+        fsti_io_hide(0);
+        CHECK_TEXT(stats[i].mode, "map");
+        if (stats[i].chunks_resident > 1) SKIP("this file system does not evict on request");
+        CHECK_INT(stats[i].bytes_read, stats[i].cache_bytes);
+    }
+    // A call a huge page; or, after the two that proved dear, one for every 128 KiB.
+    CHECK_INT(stats[0].read_count, stats[0].chunk_count - stats[0].chunks_resident);
+    CHECK(stats[1].read_count > (COUNT - 16) * 8 && stats[1].read_count <= COUNT * 8);
+    CHECK_INT(stats[0].bytes_copied + stats[1].bytes_copied + stats[1].buffer_bytes, 0);
+}
+
 TEST(copy_is_exact_at_every_alignment)
 {
     enum { SIZE = 400000 };
