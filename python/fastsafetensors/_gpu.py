@@ -45,14 +45,14 @@ def check_present(device: Any) -> None:
         torch.empty(0, device=device)
 
 
-def load_options(device: Any, gds: str = "auto") -> dict[str, Any]:
-    """Options of Model.load() for a device; {} for the CPU and for what only torch can reach."""
+def load_options(device: Any, gds: str = "auto", memory: str = "torch") -> dict[str, Any]:
+    """Options of open_load() for a device; {} for the CPU and for what only torch can reach."""
     if not is_gpu(device) or not gpu_kind():
         return {}
     unified = _UNIFIED.get(os.environ.get("FASTSAFETENSORS_UNIFIED_MEM", ""), "auto")
     return {
         "device": f"{gpu_kind()}:{gpu_index(device)}", "gds": gds, "unified": unified,
-        "mode": "load",
+        "mode": "load", "memory": memory,
     }
 
 
@@ -67,23 +67,49 @@ def wait_for_stream(device: Any) -> None:
     torch.cuda.current_stream(device).synchronize()
 
 
-def torch_memory(device: Any) -> dict[str, Any]:
-    """Options for memory from torch's caching allocator; freed there with the last tensor."""
+def shares_memory(device: int, unified: str) -> bool:
+    """Tell whether tensors for a GPU lie in memory that it shares with the processors."""
+    if unified != "auto":
+        return unified == "on"
+    found = torch.cuda.get_device_properties(device)
+    return bool(getattr(found, "is_integrated", False)) or "GB10" in found.name
+
+
+def _take_bytes(size_bytes: int, device: int, stream: Any) -> Any:
+    """Memory of torch's, whose last use may still be queued on the stream."""
+    with torch.cuda.stream(stream):  # also in a thread of the load
+        return torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def torch_memory(device: int) -> dict[str, Any]:
+    """Options for memory from torch's caching allocator; freed there with the last tensor.
+
+    What torch keeps unused is there for it, its counters and pools know of it, and a second load
+    asks the driver for nothing. It is ordered with the stream that is current now.
+    """
     stream = torch.cuda.current_stream(device)
 
     def allocate(size_bytes: int) -> Any:
-        with torch.cuda.stream(stream):  # also in a thread of the load
-            return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        try:
+            return retrying(lambda: _take_bytes(size_bytes, device, stream))
+        except (MemoryError, torch.cuda.OutOfMemoryError) as error:
+            _logger.info("%s", error)
+            return None  # the load says what it needed
 
     return {"allocator": allocate, "stream": stream_of(device)}
 
 
+def _is_full(error: BaseException) -> bool:
+    """Tell whether an error says that a device's memory is full."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "device memory" in str(error)
+
+
 def retrying(load: Callable[[], _T]) -> _T:
-    """Load once more without what torch keeps unused, when the device's memory is full."""
+    """Do it once more without what torch keeps unused, when the device's memory is full."""
     try:
         return load()
-    except MemoryError as error:
-        if "device memory" not in str(error):
+    except (MemoryError, torch.cuda.OutOfMemoryError) as error:
+        if not _is_full(error):
             raise
         _logger.info("%s: giving back what torch keeps", error)
     gc.collect()

@@ -17,12 +17,33 @@ from ._types import Paths
 Export = Callable[[Loader], dict[str, Any]]
 
 
+def _goes_far(options: dict[str, Any]) -> bool:
+    return options.get("device", "cpu") not in ("cpu", "pinned")
+
+
+def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) -> Loader:
+    """Begin to load; options of Model.load(), and for a device:
+
+    memory: "own", or "torch": its caching allocator's, but where the device shares the processors'
+    memory.
+    """
+    memory = options.pop("memory", "own")
+    if not _goes_far(options):
+        return model.load(items, **options)
+    from ._gpu import shares_memory, torch_memory
+
+    number = int(options["device"].partition(":")[2])
+    if memory == "torch" and not shares_memory(number, options.get("unified", "auto")):
+        options.update(torch_memory(number))
+    return model.load(items, **options)
+
+
 class OpenLoad:
     """A load for the length of a `with`; where Ctrl-C has ended a wait, closing does not wait."""
 
     def __init__(self, model: Model, items: Sequence[Any] | None = None, **options: Any) -> None:
-        """Begin to load; options of Model.load()."""
-        self._loader = model.load(items, **options)
+        """Begin to load; options of open_load()."""
+        self._loader = open_load(model, items, **options)
 
     def __enter__(self) -> Loader:
         """Return the load."""
@@ -46,17 +67,25 @@ def load_from(
     """Load items of a model, None for all: {name: tensor}, in the order of the files.
 
     keep: name -> bool, which of them (then items are names). watch: called with the load when all
-    is there. options: of Model.load().
+    is there. options: of open_load().
     """
     if keep is not None:
         names = choose_names(model, names, keep)
     if names is not None and not len(names):
         return {}
-    with OpenLoad(model, names, **options) as loader:
-        wait(loader, model.file_count, progress)
-        if watch is not None:
-            watch(loader)
-        return export(loader)
+
+    def load() -> dict[str, Any]:
+        with OpenLoad(model, names, **options) as loader:
+            wait(loader, model.file_count, progress)
+            if watch is not None:
+                watch(loader)
+            return export(loader)
+
+    if not _goes_far(options) or options.get("memory") == "torch":
+        return load()  # where a device is full, torch's memory is asked for twice
+    from ._gpu import retrying
+
+    return retrying(load)
 
 
 def load_paths(

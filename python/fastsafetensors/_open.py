@@ -13,7 +13,7 @@ from typing import Any
 
 from ._core import Model
 from ._errors import refuse, unknown_tensor
-from ._load import OpenLoad, load_from
+from ._load import OpenLoad, load_from, open_load
 from ._readahead import ReadAhead
 from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
@@ -285,7 +285,8 @@ class PrefetchLoader:
         options = {"mode": "load", **load_options(device)}
         self._is_there = "device" in options
         self._loader: Any = (
-            file._model.load(items, order="request", threads=threads, **options) if items else None
+            open_load(file._model, items, order="request", threads=threads, **options)
+            if items else None
         )
 
     def names(self) -> list[str]:

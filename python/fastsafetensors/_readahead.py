@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from ._core import Loader, Model
+from ._load import open_load
 
 # What may be on its way before the program has shown by what it takes that it goes on.
 _TRUST_BYTES = 4 << 20
@@ -62,7 +63,7 @@ class ReadAhead:
     def __init__(
         self, model: Model, options: dict[str, Any], threads: int = 0, eager: bool = False
     ) -> None:
-        """Begin without windows. options: of Model.load(). eager: the program takes everything."""
+        """Begin without windows. options: of open_load(). eager: the program takes everything."""
         self._model = model
         self._options = options
         self._threads = threads
@@ -168,7 +169,7 @@ class ReadAhead:
         if end == first:
             return
         names = self._names[first:end]
-        loader = self._model.load(names, threads=self._threads, **self._options)
+        loader = open_load(self._model, names, threads=self._threads, **self._options)
         run.window = _Window(loader, first, end, size_bytes, run.window)
         self._windows.update(dict.fromkeys(range(first, end), run.window))
         self._opened_bytes += total

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ._core import Model, serialize
-from ._gpu import check_present, is_gpu, load_options, retrying, tell_gds, torch_memory
+from ._gpu import check_present, is_gpu, load_options, tell_gds
 from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
@@ -39,10 +39,7 @@ def _target(device: Any, gds: str, memory: str, pin_memory: bool) -> dict[str, A
         raise ValueError("pin_memory is for tensors on the CPU")
     if pin_memory:
         return {"device": "pinned", "mode": "load"}
-    options = load_options(device, gds)
-    if options and memory == "torch":
-        options.update(torch_memory(device))
-    return options
+    return load_options(device, gds, memory)
 
 
 def load_file(
@@ -56,7 +53,7 @@ def load_file(
     dtype: Any = None,
     progress: Progress | bool | None = None,
     gds: str = "auto",
-    memory: str = "own",
+    memory: str = "torch",
     pin_memory: bool = False,
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
@@ -74,7 +71,8 @@ def load_file(
     stream at once.
     gds: GPUDirect Storage: "auto", where a probe on the file shows that it is real, "off", or
     "strict": RuntimeError (with "gds" in its text) where it is not.
-    memory: of GPUs: "own", freed with the last tensor, or "torch": from torch's caching allocator.
+    memory: of GPUs: "torch": from its caching allocator, in order with the stream that is current
+    now, as torch's own tensors are; or "own": the library's, which torch does not count.
     pin_memory: tensors on the CPU lie in memory that is page-locked for GPUs.
     mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
     private); "auto" maps what is in the page cache nearly whole and loads everything else.
@@ -105,11 +103,11 @@ def load_file(
     watch = (lambda loader: tell_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(Model(filename)) as model:
         chosen_names = choose_names(model, names, filter)
-        return retrying(lambda: load_from(
+        return load_from(
             model, lambda loader: export(loader, device), chosen_names, progress=progress,
             watch=watch, engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache,
             **options,
-        ))
+        )
 
 
 def load(data: Any) -> dict[str, Any]:

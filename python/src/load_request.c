@@ -222,7 +222,8 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     void *address = NULL;
     if (buffer != NULL && memory->allocate != NULL)
         buffer->owner = PyObject_CallFunction(memory->allocate, "n", (Py_ssize_t)size_bytes);
-    if (buffer != NULL && buffer->owner != NULL) address = find_address(buffer->owner);
+    int has_owner = buffer != NULL && buffer->owner != NULL && buffer->owner != Py_None;
+    if (has_owner) address = find_address(buffer->owner);
     if (address != NULL) {
         buffer->address = address;
         buffer->next = memory->buffers;

@@ -60,11 +60,54 @@ def count(what, name="libcuda.so.1"):
     return library(name).fake_gpu_get(what.encode())
 
 
+class Memory:
+    """Memory of a stand-in's device, as a framework's allocator gives it."""
+
+    def __init__(self, size, device, name="libcuda.so.1"):
+        """Allocate; MemoryError when the device is full."""
+        self._driver, self._device = library(name), device
+        self._prefix = "hip" if "hip" in name else "cu"
+        self.address = ctypes.c_uint64()
+        allocate = "hipMalloc" if self._prefix == "hip" else "cuMemAlloc_v2"
+        arguments = ctypes.byref(self.address), ctypes.c_size_t(size)
+        code = self._call(allocate, *arguments)
+        if code == 3:  # nobody has started the driver yet
+            self._driver.hipInit(0) if self._prefix == "hip" else self._driver.cuInit(0)
+            code = self._call(allocate, *arguments)
+        if code != 0:
+            self.address.value = 0
+            raise MemoryError("device memory of the stand-in is full")
+
+    def _call(self, function, *arguments):
+        context, before = ctypes.c_void_p(), ctypes.c_int()
+        if self._prefix == "hip":
+            self._driver.hipGetDevice(ctypes.byref(before))
+            self._driver.hipSetDevice(self._device)
+            code = getattr(self._driver, function)(*arguments)
+            self._driver.hipSetDevice(before)
+            return code
+        self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device)
+        self._driver.cuCtxPushCurrent_v2(context)
+        code = getattr(self._driver, function)(*arguments)
+        self._driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        return code
+
+    def data_ptr(self):
+        """Where it lies."""
+        return self.address.value
+
+    def __del__(self):
+        """Give it back."""
+        if self.address.value:
+            self._call("hipFree" if self._prefix == "hip" else "cuMemFree_v2", self.address)
+
+
 class _Managed(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
 
 
 taken = []  # (kind, number) of the capsules that torch took
+torch_bytes = []  # (size, number) of memory that torch's allocator gave
 
 
 def give_torch_a_gpu(hip=False):
@@ -86,8 +129,19 @@ def give_torch_a_gpu(hip=False):
     class Stream:
         cuda_stream = 0
 
+    class Properties:
+        name, is_integrated = "Fake GPU", False
+
     import fastsafetensors._gpu as gpu
     import fastsafetensors.torch as public
+
+    def take_bytes(size, device, stream):
+        memory = Memory(size, device, "libamdhip64.so" if hip else "libcuda.so.1")
+        torch_bytes.append((size, device))
+        return memory
+
+    gpu._take_bytes = take_bytes
+    torch.cuda.get_device_properties = lambda device: Properties
 
     gpu.check_present = public.check_present = lambda device: None
     front.capsule_mask()

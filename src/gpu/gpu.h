@@ -42,11 +42,11 @@ fst_status fsti_device_copy_out(fsti_device *device, void *target, const void *s
 
 /// A slot holds a chunk as it lies in the file, up to FSTI_RING_CHUNK_BYTES_MAX and a page, and
 /// behind it (at FSTI_RING_SLOT_BYTES) a table of pieces.
-#define FSTI_RING_CHUNK_BYTES_MAX ((uint64_t)4 << 20)
+#define FSTI_RING_CHUNK_BYTES_MAX ((uint64_t)2 << 20)
 #define FSTI_RING_SLOT_BYTES (FSTI_RING_CHUNK_BYTES_MAX + 8192)
 #define FSTI_RING_TABLE_BYTES ((uint64_t)57344)
 #define FSTI_RING_PIECE_COUNT_MAX ((uint32_t)(FSTI_RING_TABLE_BYTES / sizeof(fsti_piece)))
-#define FSTI_RING_SLOT_COUNT_MAX 16u
+#define FSTI_RING_SLOT_COUNT_MAX 32u
 #define FSTI_RING_COPY_COUNT_MAX 8u
 
 /// What a thread block of the kernel does; the layout is the kernel's (kernels/scatter.cu).
@@ -93,8 +93,11 @@ fst_status fsti_ring_follow(fsti_ring *ring, uintptr_t stream, fst_error *error)
 /// have converted. In order with what was sent of the slot.
 fst_status fsti_ring_copy(fsti_ring *ring, uint32_t slot_index, uint64_t target, const void *source,
                           uint64_t size, fst_error *error);
-/// Queues what becomes of a slot; parcels of one slot are carried out in order. On failure nothing
-/// of it is in flight any more.
+/// Makes sure that a chunk of the slot has a place on the device for the kernel; false when its
+/// memory is full.
+bool fsti_ring_stage(fsti_ring *ring, uint32_t slot_index);
+/// Queues what becomes of a slot (pieces: fsti_ring_stage()); parcels of one slot are carried out
+/// in order. On failure nothing of it is in flight any more.
 fst_status fsti_ring_send(fsti_ring *ring, uint32_t slot_index, const fsti_ring_parcel *parcel,
                           fst_error *error);
 /// Copies `size` bytes (at most FSTI_RING_CHUNK_BYTES_MAX) from the device into a slot; they are

@@ -179,6 +179,21 @@ fst_status fsti_ring_follow(fsti_ring *ring, uintptr_t stream, fst_error *error)
     return code == 0 ? FST_OK : fsti_gpu_error(api, code, "waiting for the caller's stream", error);
 }
 
+bool fsti_ring_stage(fsti_ring *ring, uint32_t slot_index) {
+    const fsti_gpu_api *api = ring->device->api;
+    uint64_t *staging = &ring->staging[slot_index % STREAM_COUNT];
+    pthread_mutex_lock(&ring->lock);
+    if (*staging == 0) {
+        int code = api->memory_alloc(staging, SLOT_STRIDE);
+        if (code == GPU_OUT_OF_MEMORY && fsti_device_settle())
+            code = api->memory_alloc(staging, SLOT_STRIDE);
+        if (code != 0) *staging = 0;
+    }
+    bool has_place = *staging != 0;
+    pthread_mutex_unlock(&ring->lock);
+    return has_place;
+}
+
 static int launch_pieces(const fsti_ring *ring, void *stream, uint64_t staging,
                          uint32_t piece_count) {
     uint64_t table = staging + FSTI_RING_SLOT_BYTES, chunk = staging;
@@ -192,10 +207,7 @@ static int send_pieces(fsti_ring *ring, const ring_slot *slot, uint32_t turn,
                        const fsti_ring_parcel *parcel) {
     const fsti_gpu_api *api = ring->device->api;
     void *stream = ring->streams[turn];
-    int code = 0;
-    if (ring->staging[turn] == 0) code = api->memory_alloc(&ring->staging[turn], SLOT_STRIDE);
-    if (code != 0) return code;
-    code = api->copy_in(ring->staging[turn], slot->data, parcel->chunk_bytes, stream);
+    int code = api->copy_in(ring->staging[turn], slot->data, parcel->chunk_bytes, stream);
     if (code == 0)
         code = api->copy_in(ring->staging[turn] + FSTI_RING_SLOT_BYTES,
                             slot->data + FSTI_RING_SLOT_BYTES,

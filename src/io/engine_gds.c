@@ -5,7 +5,9 @@
 /// cufile.h 1.14 (the package nvidia-cufile) and hipfile.h.
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -39,6 +41,36 @@ struct fsti_gds_api {
     char reason[128];
     pid_t owner;
 };
+
+// ---- whether there is anything to be had ----
+
+/// The kernel module that cuFile reads with shows itself here.
+static const char *module_path = "/proc/driver/nvidia-fs";
+
+void fsti_gds_fake_module(const char *path) {
+    module_path = path == NULL ? "/proc/driver/nvidia-fs" : path;
+}
+
+/// Whether cuFile's settings ask for peer-to-peer reads, which need no module.
+static bool wants_peer_to_peer(void) {
+    const char *path = getenv("CUFILE_ENV_PATH_JSON");
+    char text[16384];
+    int fd = open(path != NULL ? path : "/etc/cufile.json", O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    text[size < 0 ? 0 : size] = '\0';
+    const char *key = strstr(text, "\"use_pci_p2pdma\"");
+    if (key == NULL) return false;
+    key += strlen("\"use_pci_p2pdma\"");
+    key += strspn(key, " \t\r\n:");
+    return strncmp(key, "true", 4) == 0;
+}
+
+/// cuFile is beside every torch, and starts without the module as well: with threads, a log in the
+/// current folder and a good part of a second, to then read as anybody does.
+static bool has_module(bool is_hip) {
+    return is_hip || access(module_path, F_OK) == 0 || wants_peer_to_peer();
+}
 
 static void load_library(fsti_gds_api *api, bool is_hip) {
     static const char *const names[2][4] = {
@@ -110,7 +142,11 @@ static uint64_t bytes_by_calls(void) {
     return fsti_proc_number("/proc/self/io", "rchar:", &bytes) ? bytes : UINT64_MAX;
 }
 
-bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size) {
+bool fsti_gds_usable(bool is_hip, bool is_demanded, char *reason, size_t reason_size) {
+    if (!is_demanded && !has_module(is_hip)) {
+        snprintf(reason, reason_size, "nvidia-fs is not loaded");
+        return false;
+    }
     const fsti_gds_api *api = get_library(is_hip);
     bool forked = api->usable && api->owner != getpid();
     snprintf(reason, reason_size, "%s",
@@ -120,20 +156,56 @@ bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size) {
     return api->usable && !forked;
 }
 
-bool fsti_gds_probe(fsti_file *file, bool is_hip, void *scratch, char *reason, size_t reason_size) {
-    const fsti_gds_api *api = get_library(is_hip);
-    if (!fsti_gds_usable(is_hip, reason, reason_size)) return false;
-    if (!register_file(file, api, reason, reason_size)) return false;
-    size_t size = (size_t)fsti_align_down(fsti_min(file->size_bytes, FSTI_GDS_PROBE_BYTES),
-                                          FSTI_IO_PAGE_BYTES);
-    if (size == 0) {
-        snprintf(reason, reason_size, "the file is smaller than a page");
-        return false;
+// ---- verdicts: one a library and a file system, for the process ----
+
+#define VERDICT_COUNT_MAX 16
+
+typedef struct gds_verdict {
+    uint64_t device; ///< of the file system
+    bool is_hip, is_good;
+    char reason[128];
+} gds_verdict;
+
+static struct {
+    pthread_mutex_t lock;
+    gds_verdict rows[VERDICT_COUNT_MAX];
+    size_t count;
+} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_once_t known_once = PTHREAD_ONCE_INIT;
+static void register_known(void) { fsti_fork_lock(&known.lock); }
+
+void fsti_gds_forget_verdicts(void) {
+    pthread_mutex_lock(&known.lock);
+    known.count = 0;
+    pthread_mutex_unlock(&known.lock);
+}
+
+static bool recall(uint64_t device, bool is_hip, gds_verdict *out) {
+    bool found = false;
+    pthread_once(&known_once, register_known);
+    pthread_mutex_lock(&known.lock);
+    for (size_t i = 0; i < known.count && !found; i++) {
+        found = known.rows[i].device == device && known.rows[i].is_hip == is_hip;
+        if (found) *out = known.rows[i];
     }
+    pthread_mutex_unlock(&known.lock);
+    return found;
+}
+
+static void remember(const gds_verdict *verdict) {
+    pthread_mutex_lock(&known.lock);
+    if (known.count < VERDICT_COUNT_MAX) known.rows[known.count++] = *verdict;
+    pthread_mutex_unlock(&known.lock);
+}
+
+/// Reads and looks at what this process's read calls returned meanwhile.
+static bool try_read(fsti_file *file, const fsti_gds_api *api, void *target, uint64_t size,
+                     char *reason, size_t reason_size) {
     // Others may read meanwhile: one quiet attempt is enough.
     for (int attempt = 0; attempt < PROBE_ATTEMPTS; attempt++) {
         uint64_t before = bytes_by_calls();
-        ssize_t got = api->read(file->gds_handle, scratch, size, 0, 0);
+        ssize_t got = api->read(file->gds_handle, target, (size_t)size, 0, 0);
         uint64_t after = bytes_by_calls();
         if (got != (ssize_t)size) {
             snprintf(reason, reason_size, "a read of the file failed (%zd)", got);
@@ -144,9 +216,35 @@ bool fsti_gds_probe(fsti_file *file, bool is_hip, void *scratch, char *reason, s
         return true;
     }
     snprintf(reason, reason_size,
-             "a read of the file went through the processors (compatibility "
-             "mode: is nvidia-fs loaded?)");
+             "a read of the file went through the processors (compatibility mode: is nvidia-fs "
+             "loaded?)");
     return false;
+}
+
+bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason,
+                     size_t reason_size) {
+    gds_verdict verdict;
+    *is_good = false;
+    if (!recall(fsti_file_device(file), is_hip, &verdict)) return false;
+    snprintf(reason, reason_size, "%s", verdict.reason);
+    *is_good = verdict.is_good && register_file(file, get_library(is_hip), reason, reason_size);
+    return true;
+}
+
+bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, size_t reason_size) {
+    const fsti_gds_api *api = get_library(is_hip);
+    gds_verdict verdict = {.device = fsti_file_device(file), .is_hip = is_hip};
+    uint64_t size =
+        fsti_align_down(fsti_min(file->size_bytes, FSTI_GDS_PROBE_BYTES), FSTI_IO_PAGE_BYTES);
+    if (size == 0) {
+        snprintf(reason, reason_size, "the file is smaller than a page");
+        return false;
+    }
+    verdict.is_good = register_file(file, api, reason, reason_size) &&
+                      try_read(file, api, target, size, reason, reason_size);
+    snprintf(verdict.reason, sizeof verdict.reason, "%s", reason);
+    remember(&verdict);
+    return verdict.is_good;
 }
 
 static void submit_gds(void *lane, fsti_io_op *op) {
@@ -160,7 +258,7 @@ static void submit_gds(void *lane, fsti_io_op *op) {
 
 static bool gds_usable(fsti_file *file, char *reason, size_t reason_size) {
     (void)file;
-    return fsti_gds_usable(false, reason, reason_size);
+    return fsti_gds_usable(false, false, reason, reason_size);
 }
 
 const fsti_io_engine fsti_io_engine_gds = {

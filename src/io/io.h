@@ -118,14 +118,24 @@ typedef struct fsti_io_facts {
 } fsti_io_facts;
 void fsti_io_probe(fsti_file *file, bool guard_allowed, fsti_io_facts *out);
 
-/// Whether GPUDirect Storage can be used at all: cuFile, or hipFile; and why not.
-bool fsti_gds_usable(bool is_hip, char *reason, size_t reason_size);
-/// Whether the file's bytes really go straight to a device, by reading some to `scratch`, memory of
-/// FSTI_GDS_PROBE_BYTES on the current context's device. Afterwards fsti_io_engine_gds reads it.
+/// Whether GPUDirect Storage can be used at all: cuFile, or hipFile; and why not. Of cuFile nothing
+/// is touched where neither its kernel module nor a setting makes it more than a detour, unless it
+/// `is_demanded`.
+bool fsti_gds_usable(bool is_hip, bool is_demanded, char *reason, size_t reason_size);
+/// What a probe has found of the file's file system in this process: false when there was none.
+/// When *is_good, fsti_io_engine_gds reads the file.
+bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason, size_t reason_size);
+/// Whether the file's bytes really go straight to a device, by reading some to `target`, whole
+/// pages of FSTI_GDS_PROBE_BYTES on the current device; remembered. It needs the process to be
+/// quiet.
 #define FSTI_GDS_PROBE_BYTES ((uint64_t)64 << 10)
 /// Drivers begin memory that is this large at a page.
 #define FSTI_GDS_SCRATCH_BYTES ((uint64_t)2 << 20)
-bool fsti_gds_probe(fsti_file *file, bool is_hip, void *scratch, char *reason, size_t reason_size);
+bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, size_t reason_size);
+/// For tests: another place where cuFile's module shows itself (NULL: its own); no verdict any
+/// more.
+void fsti_gds_fake_module(const char *path);
+void fsti_gds_forget_verdicts(void);
 
 /// Takes pages that were copied from the mapping off this process's account; they stay in the page
 /// cache. A load's peak would be its tensors and the file otherwise.

@@ -53,7 +53,7 @@ static void describe_gds(fst_device_kind kind, bool has_driver, fsti_file *file,
         snprintf(out->reason, sizeof out->reason, "no %s device", is_hip ? "hip" : "cuda");
         return;
     }
-    out->usable = fsti_gds_usable(is_hip, out->reason, sizeof out->reason);
+    out->usable = fsti_gds_usable(is_hip, false, out->reason, sizeof out->reason);
     if (!out->usable || file == NULL) return;
     out->usable = fsti_device_get((fst_device){kind, 0}, &device, &error) == FST_OK &&
                   fsti_buffer_device(device, FSTI_GDS_SCRATCH_BYTES, &scratch, &error) == FST_OK;
@@ -63,7 +63,11 @@ static void describe_gds(fst_device_kind kind, bool has_driver, fsti_file *file,
     }
     out->usable = fsti_device_enter(device, &error) == FST_OK;
     if (out->usable) {
-        out->usable = fsti_gds_probe(file, is_hip, scratch->data, out->reason, sizeof out->reason);
+        bool is_good;
+        out->usable =
+            fsti_gds_recall(file, is_hip, &is_good, out->reason, sizeof out->reason)
+                ? is_good
+                : fsti_gds_probe(file, is_hip, scratch->data, out->reason, sizeof out->reason);
         out->chosen = out->usable;
         fsti_device_leave(device);
     }

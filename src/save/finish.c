@@ -3,10 +3,9 @@
 /// every byte is there, and synced if so promised.
 #include <string.h>
 
+#include "far.h"
 #include "writer.h"
 
-/// What is brought from a device at a time.
-#define FAR_BLOCK_BYTES ((uint64_t)8 << 20)
 #define THREAD_COUNT_MAX 16u
 
 fst_status fsti_writer_sync(fst_writer *writer, fsti_output *output, fst_error *error) {
@@ -32,29 +31,19 @@ static fst_status put_filling(save_file *file, const fsti_header_entry *entry, f
 }
 
 /// Bytes of a device, block by block: never a whole tensor in the processors' memory.
-static fst_status put_far(save_file *file, const save_tensor *tensor, fst_error *error) {
-    fsti_device *device;
-    fsti_buffer *block;
-    FST_TRY(fsti_device_get(tensor->device, &device, error));
-    FST_TRY(fsti_buffer_arena(FAR_BLOCK_BYTES, &block, error));
-    fst_status status = FST_OK;
-    for (uint64_t done = 0; done < tensor->size_bytes && status == FST_OK;) {
-        uint64_t size = fsti_min(tensor->size_bytes - done, FAR_BLOCK_BYTES);
-        status = fsti_device_copy_out(device, block->data, tensor->data + done, size, error);
-        if (status == FST_OK)
-            status =
-                fsti_stage_put(file->stage, tensor->offset + done, block->data, size, false, error);
-        done += size;
+static fst_status put_far(save_file *file, const save_tensor *tensor, save_far *far,
+                          fst_error *error) {
+    const char *data;
+    uint64_t size;
+    for (uint64_t done = 0; done < tensor->size_bytes; done += size) {
+        FST_TRY(fsti_far_take(far, &data, &size, error));
+        FST_TRY(fsti_stage_put(file->stage, tensor->offset + done, data, size, false, error));
     }
-    fsti_buffer_unref(block);
-    return status;
+    return FST_OK;
 }
 
-static bool is_far(const save_tensor *tensor) {
-    return tensor->device.kind == FST_DEVICE_CUDA || tensor->device.kind == FST_DEVICE_HIP;
-}
-
-static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error *error) {
+static fst_status put_all(fst_writer *writer, uint32_t file_index, save_far *far,
+                          fst_error *error) {
     save_file *file = &writer->files[file_index];
     const uint32_t *members = writer->members + writer->member_begin[file_index];
     for (size_t i = 0; i < file->layout.entry_count; i++) {
@@ -65,14 +54,21 @@ static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error
         }
         save_tensor *tensor = &writer->tensors[members[entry]];
         if (tensor->data == NULL || tensor->size_bytes == 0) continue;
-        FST_TRY(is_far(tensor) ? put_far(file, tensor, error)
-                               : fsti_stage_put(file->stage, tensor->offset, tensor->data,
-                                                tensor->size_bytes, true, error));
+        FST_TRY(fsti_far_is(tensor) ? put_far(file, tensor, far, error)
+                                    : fsti_stage_put(file->stage, tensor->offset, tensor->data,
+                                                     tensor->size_bytes, true, error));
         pthread_mutex_lock(&writer->lock);
         writer->tensors_done++;
         pthread_mutex_unlock(&writer->lock);
     }
     return FST_OK;
+}
+
+static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error *error) {
+    save_far far = {.writer = writer, .file_index = file_index};
+    fst_status status = put_all(writer, file_index, &far, error);
+    fsti_far_close(&far);
+    return status;
 }
 
 static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error *error) {

@@ -7,16 +7,52 @@
 
 #include "pipeline.h"
 
-/// Probes the files that the plan reads, until one is refused: they lie side by side.
-static bool probe_files(fsti_pipeline *pipeline, void *scratch) {
+/// Whole pages in memory that the load has and has not read to yet; NULL where there are none.
+static void *find_pages(const fsti_pipeline *pipeline) {
+    for (uint32_t i = 0; i < pipeline->batches_admitted; i++) {
+        const fsti_buffer *buffer = pipeline->batches[i].buffer;
+        if (buffer == NULL) continue;
+        uintptr_t begin = fsti_align_up((uintptr_t)buffer->data, FSTI_IO_PAGE_BYTES);
+        if (begin + FSTI_GDS_PROBE_BYTES <= (uintptr_t)buffer->data + buffer->size_bytes)
+            return (void *)begin;
+    }
+    return NULL;
+}
+
+/// Whether a file is worth a first look: what is in the page cache does not go that way. Its end is
+/// asked for, as pages at the beginning came with the header.
+static bool is_absent(const fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
+    uint64_t bytes, size = fsti_min(FSTI_GDS_PROBE_BYTES, extent->end - extent->begin);
+    return !fsti_file_resident(pipeline->job.files[extent->file], extent->end - size, extent->end,
+                               &bytes) ||
+           2 * bytes < size;
+}
+
+/// The verdict on a file: remembered, or found out by a read into memory of the load's own.
+static bool judge_file(fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
+    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, is_good;
+    fsti_file *file = pipeline->job.files[extent->file];
+    char *reason = pipeline->gds_reason;
+    size_t size = sizeof pipeline->gds_reason;
+    if (fsti_gds_recall(file, is_hip, &is_good, reason, size)) return is_good;
+    if (pipeline->job.gds != FST_GDS_STRICT && !is_absent(pipeline, extent)) {
+        snprintf(reason, size, "the file is in the page cache");
+        return false;
+    }
+    void *pages = find_pages(pipeline);
+    if (pages != NULL) return fsti_gds_probe(file, is_hip, pages, reason, size);
+    snprintf(reason, size, "the load is too small");
+    return false;
+}
+
+/// Judges the files that the plan reads, until one is refused: they lie side by side.
+static bool judge_files(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
-    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, any = false;
+    bool any = false;
     for (size_t i = 0; i < plan->extent_count; i++) {
         uint32_t file = plan->extents[i].file;
         if (!plan->extents[i].linear || atomic_load(&pipeline->reads_far[file])) continue;
-        if (!fsti_gds_probe(pipeline->job.files[file], is_hip, scratch, pipeline->gds_reason,
-                            sizeof pipeline->gds_reason))
-            return false;
+        if (!judge_file(pipeline, &plan->extents[i])) return false;
         atomic_store(&pipeline->reads_far[file], true);
         any = true;
     }
@@ -25,35 +61,23 @@ static bool probe_files(fsti_pipeline *pipeline, void *scratch) {
     return true;
 }
 
-static fst_status probe_with_scratch(fsti_pipeline *pipeline, bool *good, fst_error *error) {
-    fsti_buffer *scratch;
-    FST_TRY(fsti_buffer_device(pipeline->job.device, FSTI_GDS_SCRATCH_BYTES, &scratch, error));
-    fst_status status = fsti_device_lane_begin(pipeline, error);
-    if (status == FST_OK) {
-        *good = probe_files(pipeline, scratch->data);
-        fsti_device_lane_end(pipeline);
-    }
-    fsti_buffer_unref(scratch);
-    return status;
-}
-
-static fst_status probe(fsti_pipeline *pipeline, fst_error *error) {
-    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, good = false;
-    if (fsti_gds_usable(is_hip, pipeline->gds_reason, sizeof pipeline->gds_reason))
-        FST_TRY(probe_with_scratch(pipeline, &good, error));
-    if (good || pipeline->job.gds != FST_GDS_STRICT) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                          "gds (GPUDirect Storage) can't be used: %s", pipeline->gds_reason);
-}
-
 fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
+    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, good = false;
+    bool is_demanded = pipeline->job.gds == FST_GDS_STRICT;
     if (pipeline->job.gds == FST_GDS_OFF) {
         snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason, "switched off");
         return FST_OK;
     }
-    pipeline->reads_far = fsti_alloc_zeroed(file_count, sizeof *pipeline->reads_far);
-    if (pipeline->reads_far == NULL) return fsti_error_memory(error, file_count);
-    return probe(pipeline, error);
+    if (fsti_gds_usable(is_hip, is_demanded, pipeline->gds_reason, sizeof pipeline->gds_reason)) {
+        pipeline->reads_far = fsti_alloc_zeroed(file_count, sizeof *pipeline->reads_far);
+        if (pipeline->reads_far == NULL) return fsti_error_memory(error, file_count);
+        FST_TRY(fsti_device_lane_begin(pipeline, error));
+        good = judge_files(pipeline);
+        fsti_device_lane_end(pipeline);
+    }
+    if (good || !is_demanded) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "gds (GPUDirect Storage) can't be used: %s", pipeline->gds_reason);
 }
 
 bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk) {

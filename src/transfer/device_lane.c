@@ -10,6 +10,10 @@
 #include "pipeline.h"
 
 #define NO_SLOT UINT32_MAX
+/// Slots that wait for the bus: enough for it to be busy while a thread wakes and fills another (16
+/// MiB take a fast one 300 us). Those that are free beyond that stay unused, and unlocked, and the
+/// ones in use stay in the processors' cache.
+#define SENT_COUNT_MAX 8u
 /// How far ahead it is looked for a chunk that needs the kernel.
 #define CHUNKS_LOOKED_AT 64u
 
@@ -216,7 +220,8 @@ static uint32_t find_free(fsti_pipeline *pipeline, bool wait) {
     pthread_mutex_lock(&lane->lock);
     while (wait && lane->free_count == 0 && lane->sent_count == 0 && !atomic_load(&pipeline->stop))
         pthread_cond_wait(&lane->slot_changed, &lane->lock);
-    uint32_t slot = lane->free_count == 0 ? NO_SLOT : lane->free_slots[--lane->free_count];
+    bool has_room = lane->free_count > 0 && lane->sent_count < SENT_COUNT_MAX;
+    uint32_t slot = has_room ? lane->free_slots[--lane->free_count] : NO_SLOT;
     pthread_mutex_unlock(&lane->lock);
     return slot;
 }
@@ -274,7 +279,8 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
     uint64_t origin = fsti_chunk_origin(range);
     parcel_maker *maker;
     bool wanted = wants_kernel(plan, range);
-    bool has_kernels = wanted && fsti_device_has_kernels(lane->device);
+    bool has_kernels =
+        wanted && fsti_device_has_kernels(lane->device) && fsti_ring_stage(lane->ring, slot);
     if (wanted && !has_kernels) atomic_store(&lane->lacks_kernels, true);
     FST_TRY(fsti_parcel_open(lane->ring, slot, lane->data[slot], has_kernels, &maker, error));
     uint64_t end = extent->converts
@@ -304,6 +310,8 @@ static fst_status queue_slot(fsti_pipeline *pipeline, uint32_t slot, fst_status 
         free_slot(lane, slot);
         return status;
     }
+    // Whoever finishes the last chunk finds all that was counted.
+    fsti_pipeline_count(pipeline, counts);
     pthread_mutex_lock(&lane->lock);
     uint32_t last = (lane->sent_first + lane->sent_count++) % FSTI_RING_SLOT_COUNT_MAX;
     lane->sent[last] = slot;

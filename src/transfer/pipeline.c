@@ -136,10 +136,19 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
         pipeline->threads == NULL || (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
     if (!pipeline->sink->is_view) FST_TRY(choose_routes(pipeline, error));
-    if (pipeline->sink == &fsti_sink_device) {
-        FST_TRY(fsti_device_lane_open(pipeline, error));
-        FST_TRY(fsti_device_lane_probe(pipeline, file_count, error));
+    return pipeline->sink == &fsti_sink_device ? fsti_device_lane_open(pipeline, error) : FST_OK;
+}
+
+/// Before any thread runs: what fits is admitted when the load is open, not some time later. Of a
+/// device the first batch alone: its bus waits for that.
+static fst_status admit_first(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
+    fsti_pipeline_admit(pipeline);
+    if (pipeline->has_failed) {
+        if (error != NULL) *error = pipeline->error;
+        return pipeline->error.status;
     }
+    if (pipeline->sink == &fsti_sink_device)
+        FST_TRY(fsti_device_lane_probe(pipeline, file_count, error));
     size_threads(pipeline);
     return FST_OK;
 }
@@ -187,16 +196,10 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     pipeline->owner_pid = getpid();
     pipeline->sink = choose_sink(job);
     init_locks(pipeline);
-    fst_status status = prepare(pipeline, count_files(job->plan), error);
+    size_t file_count = count_files(job->plan);
+    fst_status status = prepare(pipeline, file_count, error);
     bool has_work = !pipeline->sink->is_view || job->populate || job->keeps_cache;
-    if (status == FST_OK && has_work) {
-        // Before any thread runs: what fits is admitted when the load is open, not some time later.
-        fsti_pipeline_admit(pipeline);
-        if (pipeline->has_failed) {
-            if (error != NULL) *error = pipeline->error;
-            status = pipeline->error.status;
-        }
-    }
+    if (status == FST_OK && has_work) status = admit_first(pipeline, file_count, error);
     if (status == FST_OK) {
         if (!has_work)
             finish_views(pipeline);

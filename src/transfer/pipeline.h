@@ -79,10 +79,11 @@ struct fsti_pipeline {
     pthread_mutex_t lock; ///< for everything below, but for what is atomic
     pthread_cond_t work_changed, chunk_finished;
     uint32_t batches_admitted;
-    bool is_admitting; ///< somebody makes the next batch's memory, without the lock
+    bool is_admitting; ///< somebody makes memory or asks for chunks, without the lock
     bool is_demoted;   ///< a file was: rings no longer read all that is theirs
     char demotion_reason[160];
     uint32_t chunk_limit;         ///< chunks of admitted batches
+    uint32_t chunks_known;        ///< of these: those that have been looked at
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue before it
     uint32_t populate_cursor;
     uint32_t chunks_done, chunks_taken, chunks_resident;

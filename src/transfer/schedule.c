@@ -5,10 +5,20 @@
 /// How far a helper makes pages ahead of the reads.
 #define POPULATE_AHEAD_CHUNKS 8u
 
+/// Of a load to a device: chunks that are looked at when fewer than that many are known and not
+/// taken.
+#define LOOK_AHEAD_CHUNKS 4u
+#define LOOK_STEP_CHUNKS 4u
+
 /// Of a chunk so many places, this large, are looked at: to ask for every page of a model in small
 /// pages takes as long as mapping it.
 #define SAMPLE_COUNT 4u
 #define SAMPLE_BYTES ((uint64_t)64 << 10)
+
+/// Whether all chunks of a batch are looked at when it gets its memory.
+static bool looks_once(const fsti_pipeline *pipeline) {
+    return pipeline->sink != &fsti_sink_device;
+}
 
 /// Bytes of a chunk's samples that are in the page cache; 0 where the system does not tell: what is
 /// not known is read. *total: bytes of the samples.
@@ -51,6 +61,30 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     return state->is_resident;
 }
 
+/// Memory of the caller's allocator; of a device in order with the caller's stream, batch by batch:
+/// what is handed out may be in use by work that is queued there.
+static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+                                      fsti_buffer **out, fst_error *error) {
+    const fsti_job *job = &pipeline->job;
+    fst_status status =
+        fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error);
+    if (job->device == NULL || pipeline->device_lane == NULL) return status;
+    if (status == FST_E_NO_MEMORY) {
+        fst_device id = fsti_device_id(job->device);
+        return fsti_error_set(error, status, FSTI_NOWHERE,
+                              "out of device memory: %llu bytes needed of the caller's allocator "
+                              "on %s:%d",
+                              (unsigned long long)batch->buffer_bytes,
+                              id.kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)id.index);
+    }
+    FST_TRY(status);
+    status = fsti_device_lane_follow(pipeline, error);
+    if (status == FST_OK) return FST_OK;
+    fsti_buffer_unref(*out);
+    *out = NULL;
+    return status;
+}
+
 /// *placed: it was given a NUMA policy.
 static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                               fsti_buffer **out, bool *placed, fst_error *error) {
@@ -58,15 +92,7 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     *out = NULL;
     *placed = false;
     if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
-    if (job->allocator != NULL) {
-        FST_TRY(fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error));
-        if (pipeline->device_lane == NULL) return FST_OK;
-        fst_status status = fsti_device_lane_follow(pipeline, error);
-        if (status == FST_OK) return FST_OK;
-        fsti_buffer_unref(*out);
-        *out = NULL;
-        return status;
-    }
+    if (job->allocator != NULL) return take_callers_memory(pipeline, batch, out, error);
     if (job->locks_memory)
         return fsti_buffer_registered(job->device, batch->buffer_bytes, out, error);
     if (job->device != NULL)
@@ -105,6 +131,7 @@ static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t
     state->buffer = buffer;
     state->step = BATCH_ADMITTED;
     pipeline->chunk_limit = pipeline->job.plan->batches[pipeline->batches_admitted].chunk_end;
+    if (looks_once(pipeline)) pipeline->chunks_known = pipeline->chunk_limit;
     pipeline->batches_admitted++;
     pthread_cond_broadcast(&pipeline->work_changed);
 }
@@ -124,8 +151,8 @@ static bool admit_batch(fsti_pipeline *pipeline) {
     fst_error error;
     fst_status status = make_buffer(pipeline, batch, &buffer, &placed, &error);
     if (status != FST_OK) fsti_pipeline_fail(pipeline, &error);
-    for (uint32_t i = batch->chunk_first; i < batch->chunk_end && status == FST_OK; i++)
-        resident_count += classify_chunk(pipeline, i);
+    for (uint32_t i = batch->chunk_first; looks_once(pipeline) && i < batch->chunk_end; i++)
+        resident_count += status == FST_OK && classify_chunk(pipeline, i);
     pthread_mutex_lock(&pipeline->lock);
     pipeline->is_admitting = false;
     if (status != FST_OK) return false;
@@ -134,10 +161,35 @@ static bool admit_batch(fsti_pipeline *pipeline) {
     return true;
 }
 
+/// Classifies the next chunks of admitted batches. The lock is held, but not while the system is
+/// asked.
+static bool classify_next(fsti_pipeline *pipeline) {
+    uint32_t first = pipeline->chunks_known;
+    uint32_t end = (uint32_t)fsti_min(first + LOOK_STEP_CHUNKS, pipeline->chunk_limit);
+    if (pipeline->is_admitting || first == end) return false;
+    uint32_t resident_count = 0;
+    pipeline->is_admitting = true;
+    pthread_mutex_unlock(&pipeline->lock);
+    for (uint32_t i = first; i < end; i++) resident_count += classify_chunk(pipeline, i);
+    pthread_mutex_lock(&pipeline->lock);
+    pipeline->is_admitting = false;
+    pipeline->chunks_known = end;
+    pipeline->chunks_resident += resident_count;
+    pthread_cond_broadcast(&pipeline->work_changed);
+    return true;
+}
+
+/// Learns of more chunks, of those that have memory or of the next batch: for a device only when
+/// what is known runs short, as its bus stands still until the first chunk comes.
+static bool look_ahead(fsti_pipeline *pipeline) {
+    if (looks_once(pipeline)) return admit_batch(pipeline);
+    return classify_next(pipeline) || admit_batch(pipeline);
+}
+
 /// The next pending chunk of a queue among the admitted ones, or UINT32_MAX. The lock is held.
 static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
     uint32_t *cursor = &pipeline->cursor[queue];
-    for (; *cursor < pipeline->chunk_limit; ++*cursor) {
+    for (; *cursor < pipeline->chunks_known; ++*cursor) {
         const chunk_state *state = &pipeline->chunks[*cursor];
         if (state->queue == queue &&
             atomic_load_explicit(&state->step, memory_order_relaxed) == CHUNK_PENDING)
@@ -180,8 +232,16 @@ static uint32_t take_now(fsti_pipeline *pipeline, const chunk_wish *wish) {
 
 void fsti_pipeline_admit(fsti_pipeline *pipeline) {
     pthread_mutex_lock(&pipeline->lock);
-    while (admit_batch(pipeline)) continue;
+    while (admit_batch(pipeline) && looks_once(pipeline)) continue;
     pthread_mutex_unlock(&pipeline->lock);
+}
+
+/// Before a chunk is taken: all that memory allows, or a few chunks more than are being worked on.
+static void look_before(fsti_pipeline *pipeline) {
+    if (looks_once(pipeline))
+        while (admit_batch(pipeline)) continue;
+    else if (pipeline->chunks_known - pipeline->chunks_taken < LOOK_AHEAD_CHUNKS)
+        look_ahead(pipeline);
 }
 
 uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate) {
@@ -189,11 +249,12 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *
     *populate = UINT32_MAX;
     pthread_mutex_lock(&pipeline->lock);
     while (!atomic_load(&pipeline->stop)) {
-        while (admit_batch(pipeline)) continue;
+        look_before(pipeline);
         // The lock was let go of: whoever has stopped the work meanwhile will not wake us again.
         if (atomic_load(&pipeline->stop)) break;
         chunk = take_now(pipeline, &wish);
         if (chunk != UINT32_MAX) break;
+        if (look_ahead(pipeline)) continue;
         if (wish.may_populate) *populate = find_unpopulated(pipeline);
         if (*populate != UINT32_MAX || !wish.block) break;
         if (pipeline->chunks_taken == pipeline->job.plan->chunk_count) break;

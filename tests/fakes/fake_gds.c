@@ -37,7 +37,7 @@ typedef struct descriptor {
     const void *operations;
 } descriptor;
 
-static atomic_long mode, fail_at, short_at, reads, handles;
+static atomic_long mode, fail_at, short_at, reads, handles, opens;
 
 EXPORT void fake_gds_set(const char *name, long value) {
     atomic_long *number = strcmp(name, "mode") == 0      ? &mode
@@ -47,11 +47,13 @@ EXPORT void fake_gds_set(const char *name, long value) {
 }
 
 EXPORT long fake_gds_get(const char *name) {
+    if (strcmp(name, "opens") == 0) return atomic_load(&opens);
     return strcmp(name, "reads") == 0 ? atomic_load(&reads) : atomic_load(&handles);
 }
 
 EXPORT error NAME(cuFileDriverOpen, hipFileDriverOpen)(void) {
     const char *text = getenv("FAKE_GDS_MODE");
+    atomic_fetch_add(&opens, 1);
     if (text != NULL) atomic_store(&mode, atol(text));
     return (error){atomic_load(&mode) == 2 ? DRIVER_NOT_INITIALIZED : 0, 0};
 }
@@ -75,8 +77,10 @@ static ssize_t read_straight(int fd, void *target, size_t size, off_t offset) {
     if ((off_t)size > info.st_size - offset) size = (size_t)(info.st_size - offset);
     char *mapping = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, offset);
     if (mapping == MAP_FAILED) return -1;
+    madvise(mapping, size, MADV_RANDOM); // nothing comes into the page cache that was not asked for
     memcpy(target, mapping, size);
     munmap(mapping, size);
+    posix_fadvise(fd, offset, (off_t)size, POSIX_FADV_DONTNEED);
     return (ssize_t)size;
 }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .._agreement import Agreement
 from .._core import Model, error_class
-from .._load import load_from
+from .._load import load_from, open_load
 from .._types import Paths
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
@@ -229,12 +229,13 @@ class BaseSafeTensorsFileLoader:
         options = {"mode": "load", **self.framework.load_options(self.device, self.gds)}
         file.goes_far = "device" in options
         try:
-            file.loader = model.load(names, dtype=wish, threads=threads, engine=engine, **options)
+            file.loader = open_load(
+                model, names, dtype=wish, threads=threads, engine=engine, **options)
         except RuntimeError as error:
             if engine != "direct" or "gds" in str(error):
                 raise
             _warn_once(file.metadata.src, error)
-            file.loader = model.load(names, dtype=wish, threads=threads, **options)
+            file.loader = open_load(model, names, dtype=wish, threads=threads, **options)
 
     def _read(self, file: LoadedFile, dtype: DType, register: bool, block: int) -> None:
         """Begin to read a file of this rank's; a reader of the caller's own finishes here."""

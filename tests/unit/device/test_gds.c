@@ -20,6 +20,8 @@ static void find_library(const char *name) {
     if (handle == NULL) abort();
     gpu_find_hook(handle, "fake_gds_set", &set);
     gpu_find_hook(handle, "fake_gds_get", &get);
+    fsti_gds_fake_module("/proc/self"); // as if nvidia-fs were loaded
+    fsti_gds_forget_verdicts();
 }
 
 /// A file on a file system that takes O_DIRECT, not in the page cache; NULL where there is none.
@@ -100,12 +102,25 @@ TEST(compatibility_mode_is_refused)
     find_library("libcufile.so.0");
     for (long mode = 1; mode <= 3; mode += 2) {
         set("mode", mode);
+        fsti_gds_forget_verdicts();
         fst_model *model = cold_model();
         if (model == NULL) return;
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
         options.gds = FST_GDS_AUTO;
         fst_load_stats stats;
+        long reads = get("reads"), allocations = driver->get("alloc_calls");
         CHECK(gpu_same_load(model, &options, &stats));
+        long each = driver->get("alloc_calls") - allocations;
+        for (int round = 0; round < 3; round++) {
+            // What was found out once is known: also of other files beside it.
+            fst_model *again = cold_model();
+            CHECK(gpu_same_load(again, &options, &stats));
+            fst_model_close(again);
+        }
+        CHECK(get("reads") - reads <= 3);
+        // Memory for the tensors, and none to probe with.
+        CHECK_INT(driver->get("alloc_calls") - allocations, 4 * each);
+        CHECK_INT(each, 1);
         CHECK_INT(stats.gds_bytes, 0);
         CHECK(strstr(stats.reason, mode == 1 ? "compatibility" : "refuses the file") != NULL);
         options.gds = FST_GDS_STRICT;
@@ -115,6 +130,27 @@ TEST(compatibility_mode_is_refused)
         CHECK(loader == NULL && strstr(error.message, "gds") != NULL);
         fst_model_close(model);
     }
+    set("mode", 0);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(without_the_module_nothing_is_touched)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    set("mode", 1);
+    fsti_gds_fake_module("/nonexistent");
+    fst_model *model = cold_model();
+    if (model == NULL) return;
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    options.gds = FST_GDS_AUTO;
+    fst_load_stats stats;
+    long opens = get("opens"), reads = get("reads");
+    CHECK(gpu_same_load(model, &options, &stats));
+    CHECK_INT(get("opens"), opens);
+    CHECK_INT(get("reads"), reads);
+    CHECK(strstr(stats.reason, "nvidia-fs is not loaded") != NULL);
+    fst_model_close(model);
     set("mode", 0);
     CHECK(gpu_is_clean(driver));
 }
@@ -155,6 +191,8 @@ TEST(reads_that_fail_or_come_short)
 }
 
 static int meet_library(const char *expected) {
+    if (getenv("MEET_NO_MODULE") == NULL) fsti_gds_fake_module("/proc/self");
+    if (getenv("MEET_NO_MODULE") != NULL) fsti_gds_fake_module("/nonexistent");
     fst_engine_info infos[16] = {0};
     size_t count = 0;
     const char *path = fixture_tensors("any", 1, 100000);
@@ -183,6 +221,7 @@ TEST(verdicts_give_their_reasons)
     CHECK(meets("LD_LIBRARY_PATH", "/nonexistent", "no driver: libcuda.so.1 was not found"));
     CHECK(meets("LD_LIBRARY_PATH", "/nonexistent", "no cuda device"));
     CHECK(meets("FAKE_GDS_MODE", "2", "does not start (error 5001)"));
+    CHECK(meets("MEET_NO_MODULE", "1", "nvidia-fs is not loaded"));
     CHECK(meets("FAKE_GPU_INIT_CODE", "100", "CUDA_VISIBLE_DEVICES"));
     CHECK(meets("FAKE_GPU_MEMORY", "1000", "out of device memory"));
     CHECK(meets("FAKE_GPU_INTEGRATED", "1", "shared memory"));
