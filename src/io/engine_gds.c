@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -53,9 +52,8 @@ void fsti_gds_fake_module(const char *path) {
 
 /// Whether cuFile's settings ask for peer-to-peer reads, which need no module.
 static bool wants_peer_to_peer(void) {
-    const char *path = getenv("CUFILE_ENV_PATH_JSON");
     char text[16384];
-    int fd = open(path != NULL ? path : "/etc/cufile.json", O_RDONLY | O_CLOEXEC);
+    int fd = open("/etc/cufile.json", O_RDONLY | O_CLOEXEC);
     ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     if (fd >= 0) close(fd);
     text[size < 0 ? 0 : size] = '\0';
@@ -200,25 +198,24 @@ static void remember(const gds_verdict *verdict) {
 }
 
 /// Reads and looks at what this process's read calls returned meanwhile.
-static bool try_read(fsti_file *file, const fsti_gds_api *api, void *target, uint64_t size,
-                     char *reason, size_t reason_size) {
+static void try_read(fsti_file *file, const fsti_gds_api *api, void *target, uint64_t size,
+                     gds_verdict *verdict) {
     // Others may read meanwhile: one quiet attempt is enough.
-    for (int attempt = 0; attempt < PROBE_ATTEMPTS; attempt++) {
+    for (int attempt = 0; attempt < PROBE_ATTEMPTS && !verdict->is_good; attempt++) {
         uint64_t before = bytes_by_calls();
         ssize_t got = api->read(file->gds_handle, target, (size_t)size, 0, 0);
         uint64_t after = bytes_by_calls();
         if (got != (ssize_t)size) {
-            snprintf(reason, reason_size, "a read of the file failed (%zd)", got);
-            return false;
+            snprintf(verdict->reason, sizeof verdict->reason, "a read of the file failed (%zd)",
+                     got);
+            return;
         }
-        if (before == UINT64_MAX || after - before >= size) continue;
-        snprintf(reason, reason_size, "a read of the file went straight to the device");
-        return true;
+        verdict->is_good = before != UINT64_MAX && after - before < size;
     }
-    snprintf(reason, reason_size,
-             "a read of the file went through the processors (compatibility mode: is nvidia-fs "
-             "loaded?)");
-    return false;
+    snprintf(verdict->reason, sizeof verdict->reason, "%s",
+             verdict->is_good ? "a read of the file went straight to the device"
+                              : "a read of the file went through the processors (compatibility "
+                                "mode: is nvidia-fs loaded?)");
 }
 
 bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason,
@@ -240,9 +237,9 @@ bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, si
         snprintf(reason, reason_size, "the file is smaller than a page");
         return false;
     }
-    verdict.is_good = register_file(file, api, reason, reason_size) &&
-                      try_read(file, api, target, size, reason, reason_size);
-    snprintf(verdict.reason, sizeof verdict.reason, "%s", reason);
+    if (register_file(file, api, verdict.reason, sizeof verdict.reason))
+        try_read(file, api, target, size, &verdict);
+    snprintf(reason, reason_size, "%s", verdict.reason);
     remember(&verdict);
     return verdict.is_good;
 }
