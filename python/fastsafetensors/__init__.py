@@ -27,6 +27,7 @@ Whole programs, unchanged: ``fastsafetensors.compat.install()`` puts this packag
 ``safetensors`` for the process. Training programs: ``help(fastsafetensors.fast_loading)`` (sharded
 folders, caches of embeddings). Errors: SafetensorError for bad files and names (with ``tag``,
 ``file``, ``tensor`` and ``byte_offset``), OSErrors of their kind for what the system refuses.
+Without tensors: read_header(), edit_header() (metadata and names), hash_file(), verify_file().
 What happened in a load, and why: ``SafeTensorsFileLoader(path).stats``, and on the command line
 ``fastsafetensors engines FILE``.
 
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from . import _old_paths
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
-from ._header import Header, TensorInfo, read_header
+from ._header import Header, TensorInfo, edit_header, read_header
 from ._open import safe_open
 
 # Names that need a framework, or more time than an import may take: found when first asked for.
@@ -48,10 +49,12 @@ _LAZY = {
     "AutoLoader": "v05.auto_loader",
     "BudgetInfeasibleError": "v05.batch_plan",
     "DEFAULT_EXPERT_PATTERN": "v05.ep_slice",
+    "Digests": "_digests",
     "FilesBufferOnDevice": "v05.file_buffer",
     "LoaderConfig": "v05.config",
     "ParallelLoader": "v05.parallel_loader",
     "ParallelSaver": "v05.saver",
+    "Problem": "_digests",
     "RankError": "_agreement",
     "SafeTensorsFileLoader": "v05.loader",
     "SafeTensorsMetadata": "v05.common",
@@ -61,12 +64,14 @@ _LAZY = {
     "expert_parallel_filter_from_env": "v05.ep_slice",
     "fastsafe_open": "v05.loader",
     "get_device_numa_node": "v05.common",
+    "hash_file": "_digests",
     "live_allocation_bytes": "v05.allocation",
     "live_allocation_count": "v05.allocation",
     "load_config": "v05.config",
     "load_file": "torch",
     "owned_expert_range": "v05.ep_slice",
     "save_file": "torch",
+    "verify_file": "_digests",
 }
 
 # Modules of the package that are attributes of it, imported or not.
@@ -75,11 +80,13 @@ _MODULES = ("checkpoint", "compat", "distributed", "fast_loading", "integrations
 __all__ = [
     "AutoLoader",
     "BudgetInfeasibleError",
+    "Digests",
     "FilesBufferOnDevice",
     "Header",
     "LoaderConfig",
     "ParallelLoader",
     "ParallelSaver",
+    "Problem",
     "RankError",
     "SafeTensorsFileLoader",
     "SafeTensorsMetadata",
@@ -88,10 +95,12 @@ __all__ = [
     "TensorFrame",
     "TensorInfo",
     "__version__",
+    "edit_header",
     "expert_parallel_filter",
     "expert_parallel_filter_from_env",
     "fastsafe_open",
     "get_device_numa_node",
+    "hash_file",
     "keep_memory",
     "live_allocation_bytes",
     "live_allocation_count",
@@ -102,10 +111,12 @@ __all__ = [
     "safe_open",
     "save_file",
     "trim",
+    "verify_file",
 ]
 
 if TYPE_CHECKING:
     from ._agreement import RankError
+    from ._digests import Digests, Problem, hash_file, verify_file
     from .torch import load_file, save_file
     from .v05.allocation import live_allocation_bytes, live_allocation_count
     from .v05.auto_loader import AutoLoader

@@ -163,6 +163,15 @@ def layout(
 def assign_shards(
     sizes: Sequence[int], groups: Sequence[int] | None, limit: int, /
 ) -> tuple[list[int], int]: ...
+def edit_header(
+    path: Path,
+    target: Path | None,
+    metadata: dict[str, str | None],
+    renames: dict[str, str],
+    clear: bool,
+    durable: bool,
+    /,
+) -> None: ...
 def dlpack_at(
     address: int,
     shape: Sequence[int],

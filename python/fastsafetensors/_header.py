@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's headers say, without its tensors."""
+"""What a model's headers say, and editing it: without its tensors."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ._core import Model
-from ._types import Paths
+from ._core import edit_header as _edit_header
+from ._errors import serialization_error
+from ._types import Path, Paths
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,36 @@ def read_header(filename: Paths) -> Header:
             dtype, shape, size, number, begin = model.info(index)
             tensors[name] = TensorInfo(dtype, shape, size, files[number], begin)
         return Header(tensors, {path: model.metadata(at) for at, path in enumerate(files)})
+
+
+def edit_header(
+    filename: Path,
+    metadata: Mapping[str, str | None] | None = None,
+    renames: Mapping[str, str] | None = None,
+    *,
+    clear: bool = False,
+    target: Path | None = None,
+    durable: bool = False,
+) -> None:
+    """Change a file's metadata and names of tensors; no tensor is loaded.
+
+    The edited file takes the old one's place in one step, as every save does: at every instant the
+    old file is there or the new one. Where the file system shares blocks between files only the
+    header is written, elsewhere the kernel copies the rest.
+
+    Args:
+        filename: one file.
+        metadata: entries of __metadata__ to set; None as a value removes an entry.
+        renames: {old name: new name}, taken at once: two tensors may exchange their names.
+        clear: entries that are not set here go.
+        target: where the edited file comes to; without it, the place of the old one.
+        durable: wait until the bytes are on the device.
+
+    Raises:
+        SafetensorError: a bad file, an unknown tensor, or a name that is there already.
+        OSError: of its kind, for what the system refuses.
+    """
+    try:
+        _edit_header(filename, target, dict(metadata or {}), dict(renames or {}), clear, durable)
+    except OSError as error:
+        raise serialization_error(error) from error

@@ -129,6 +129,8 @@ static PyMethodDef module_methods[] = {
      "(header, offset of each tensor, bytes of the file, filling tensors) without writing."},
     {"assign_shards", fstpy_assign_shards, METH_VARARGS,
      "assign_shards(sizes, groups or None, limit) -> (file of each tensor, number of files)."},
+    {"edit_header", fstpy_edit_header, METH_VARARGS,
+     "edit_header(path, target or None, {key: value or None}, {old name: new}, clear, durable)."},
     {NULL, NULL, 0, NULL},
 };
 
