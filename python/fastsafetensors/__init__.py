@@ -39,6 +39,7 @@ Importing this package imports no framework.
 from typing import TYPE_CHECKING, Any
 
 from . import _old_paths
+from . import _platform as _platform  # isort: split - before the extension is loaded
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
 from ._header import Header, TensorInfo, edit_header, read_header

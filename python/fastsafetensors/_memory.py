@@ -33,7 +33,10 @@ def model_of_bytes(data: Any) -> Model:
         except error_class() as error:
             begin = "Error while deserializing"
             text = str(error).replace(f"{begin} header", begin)
-            raise type(error)(text.replace(f"/proc/self/fd/{fd}", "memory")) from None
+            error.args = (text.replace(f"/proc/self/fd/{fd}", "memory"),)
+            if error.file:
+                error.file = "memory"
+            raise
     finally:
         os.close(fd)
 

@@ -181,6 +181,16 @@ def test_copies_of_packed_elements_are_packed(raw, torch, name, how, tmp_path):
         assert array[1:].format_dtype is None and (array + 1).format_dtype is None
 
 
+def test_errors_of_bytes_say_as_much(torch):
+    """As those of files do."""
+    import fastsafetensors.torch as front
+
+    with pytest.raises(SafetensorError) as caught:
+        front.load(b"nonsense")
+    assert caught.value.tag == "HeaderTooLarge" and caught.value.file == "memory"
+    assert "/proc" not in str(caught.value)
+
+
 class _Watching(dict):
     """Tensors that tell whether the garbage collector was on when they were asked for."""
 
