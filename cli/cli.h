@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /// Exit codes of all subcommands.
 enum {
@@ -56,13 +57,17 @@ const char *cli_plain(void);
 char *cli_size_text(uint64_t size_bytes, char *text);
 /// "[768, 30522]" into `text`; cut with ".." when it does not fit; returns `text`.
 char *cli_shape_text(const uint64_t *shape, uint32_t rank, char *text, size_t text_size);
+/// Replaces what drives terminals, and bytes that are no UTF-8, by '?'; returns the new size.
+size_t cli_make_printable(char *text, size_t size);
+void cli_print_path(const char *path);
 /// Prints a name for people: control bytes would drive the terminal, so they become '?'.
 /// Returns the columns it took.
 int cli_print_name(const char *name, size_t size);
 /// The same in at most `columns` columns: what is longer ends in "..".
 int cli_print_cut(const char *name, size_t size, int columns);
-/// Prints a JSON string with its quotes.
+/// Prints a JSON string with its quotes; what is no UTF-8 is U+FFFD.
 void cli_print_json(const char *text, size_t size);
+void cli_put_json(FILE *out, const char *text, size_t size);
 /// A number as JSON has it: null for what JSON has no word for (NaN, infinities).
 void cli_print_number(double number);
 /// Columns of UTF-8 text, counting code points.
@@ -86,6 +91,10 @@ double cli_seconds_now(void);
 /// Begins a bar on stderr, if there is a terminal, --json and --no-progress were not given: drawn
 /// first after half a second, then ten times a second. Returns the callback, or NULL: no bar.
 fst_progress_callback cli_progress_begin(void);
+/// The same of a save: its callback is there in any case, and ends the save when a signal (SIGINT,
+/// SIGTERM, SIGHUP) asks for that, so that it leaves nothing behind. main() ends by that signal.
+fst_progress_callback cli_save_begin(void);
+int cli_caught_signal(void);
 /// Ends the bar: at its full length when all went well, else it is wiped out.
 void cli_progress_end(bool good);
 void cli_set_progress(bool wanted);

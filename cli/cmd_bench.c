@@ -208,7 +208,8 @@ static void print_all(const char *path, size_t size, const bench_request *reques
         printf(", \"bytes\": %zu, \"state\": \"%s\", \"runs\": %" PRIu64 ", \"ways\": [", size,
                state, request->count);
     } else {
-        printf("%s, %s, %s, median of %" PRIu64 " runs\n", path, cli_size_text(size, text), state,
+        cli_print_path(path);
+        printf(", %s, %s, median of %" PRIu64 " runs\n", cli_size_text(size, text), state,
                request->count);
     }
     for (size_t i = 0; i < WAY_COUNT; i++) {

@@ -128,10 +128,11 @@ static void say_done(const edit_request *request, const char *target, const fst_
                seconds, stats->engine, promise);
         return;
     }
-    printf("%s: %zu tensor%s, %s, %s of it written, %.3f s (%s%s%s, %s)\n", target,
-           stats->tensor_count, cli_plural(stats->tensor_count),
-           cli_size_text(stats->bytes_total, size), cli_size_text(bytes, written), seconds,
-           stats->engine, stats->reason[0] == '\0' ? "" : ": ", stats->reason, promise);
+    cli_print_path(target);
+    printf(": %zu tensor%s, %s, %s of it written, %.3f s (%s%s%s, %s)\n", stats->tensor_count,
+           cli_plural(stats->tensor_count), cli_size_text(stats->bytes_total, size),
+           cli_size_text(bytes, written), seconds, stats->engine,
+           stats->reason[0] == '\0' ? "" : ": ", stats->reason, promise);
 }
 
 static int edit_header(edit_request *request, const char *source, const fst_tensor_rename *renames,
@@ -144,7 +145,7 @@ static int edit_header(edit_request *request, const char *source, const fst_tens
                                 .metadata = request->changes,
                                 .metadata_count = request->change_count,
                                 .renames = changed,
-                                .progress = cli_progress_begin()};
+                                .progress = cli_save_begin()};
     fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
     fst_error error;
     for (size_t i = 0; i < count; i++)

@@ -45,6 +45,22 @@ static void print_json(const char *text, const char *algorithm) {
     printf("]}\n");
 }
 
+/// Writes the file beside the model, and says so.
+static int keep_digests(const hash_request *request, const char *text) {
+    int code = request->dry_run ? EXIT_GOOD : hash_sidecar_write(request->path, text);
+    if (code == EXIT_GOOD && cli_wants_json()) {
+        printf("{\"model\": ");
+        cli_print_json(request->path, strlen(request->path));
+        printf(", \"digest_bytes\": %zu, \"written\": %s}\n", strlen(text),
+               request->dry_run ? "false" : "true");
+    } else if (code == EXIT_GOOD && request->dry_run) {
+        printf("would write ");
+        cli_print_path(request->path);
+        printf(".digest, %zu bytes\n", strlen(text));
+    }
+    return code;
+}
+
 static int hash_model(const hash_request *request) {
     const digest_library *library = cli_digest_library(request->algorithm);
     if (library == NULL) return EXIT_MISSING;
@@ -55,10 +71,8 @@ static int hash_model(const hash_request *request) {
     int code = cli_digest_model(model, library, &text);
     if (code == EXIT_GOOD && request->embed != NULL)
         code = embed_digests(model, request, text);
-    else if (code == EXIT_GOOD && request->write && request->dry_run)
-        printf("would write %s.digest, %zu bytes\n", request->path, strlen(text));
     else if (code == EXIT_GOOD && request->write)
-        code = hash_sidecar_write(request->path, text);
+        code = keep_digests(request, text);
     else if (code == EXIT_GOOD && cli_wants_json())
         print_json(text, request->algorithm);
     else if (code == EXIT_GOOD)

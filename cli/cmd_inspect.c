@@ -41,7 +41,9 @@ static void print_metadata(const fst_model *model, bool wide) {
     for (size_t file = 0; file < fst_model_file_count(model); file++) {
         fst_file_info info = inspect_file(model, file);
         if (info.metadata_count == 0) continue;
-        printf("\n%smetadata of %s%s\n", cli_bold(), info.path, cli_plain());
+        printf("\n%smetadata of ", cli_bold());
+        cli_print_path(info.path);
+        printf("%s\n", cli_plain());
         for (size_t i = 0; i < info.metadata_count; i++) {
             fst_metadata_entry entry;
             if (fst_model_metadata(model, file, i, &entry, NULL) != FST_OK) continue;
@@ -60,7 +62,9 @@ static void print_files(const fst_model *model) {
     char size[16], header[16];
     for (size_t i = 0; i < fst_model_file_count(model); i++) {
         fst_file_info info = inspect_file(model, i);
-        printf("%s%s%s  %s, header %s, %zu tensor%s\n", cli_bold(), info.path, cli_plain(),
+        printf("%s", cli_bold());
+        cli_print_path(info.path);
+        printf("%s  %s, header %s, %zu tensor%s\n", cli_plain(),
                cli_size_text(info.size_bytes, size), cli_size_text(info.header_bytes, header),
                info.tensor_count, cli_plural(info.tensor_count));
     }

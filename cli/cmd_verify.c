@@ -101,8 +101,10 @@ static int refuse_path(const char *path, const fst_error *error, const verify_re
     tell_all(&verdict, &request->open);
     if (cli_wants_json())
         printf("]}\n");
-    else if (verdict.code == EXIT_INVALID)
-        printf("%s: invalid: %s\n", path, fst_status_name(error->status));
+    else if (verdict.code == EXIT_INVALID) {
+        cli_print_path(path);
+        printf(": invalid: %s\n", fst_status_name(error->status));
+    }
     return verdict.code;
 }
 
@@ -114,7 +116,8 @@ static int accept_path(const char *path, fst_model *model, const verify_request 
         cli_print_json(path, strlen(path));
         printf(", \"valid\": true, \"tensors\": %zu, \"files\": %zu", tensors, files);
     } else if (!request->quiet) {
-        printf("%s: valid, %zu tensors in %zu file%s\n", path, tensors, files, cli_plural(files));
+        cli_print_path(path);
+        printf(": valid, %zu tensors in %zu file%s\n", tensors, files, cli_plural(files));
     }
     if (request->hash) code = hash_verify(path, model, request->quiet);
     if (cli_wants_json()) printf("}\n");

@@ -84,20 +84,6 @@ static int add_header(digest_job *job, const fst_file_info *info) {
                       info->path);
 }
 
-static void put_quoted(FILE *out, const char *text, size_t size) {
-    fputc('"', out);
-    for (size_t i = 0; i < size; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        if (byte == '"' || byte == '\\')
-            fprintf(out, "\\%c", byte);
-        else if (byte < 0x20 || byte == 0x7f)
-            fprintf(out, "\\u%04x", byte);
-        else
-            fputc(byte, out);
-    }
-    fputc('"', out);
-}
-
 /// Digests one tensor, whose pieces come next in the stream.
 static fst_status add_tensor(digest_job *job, fst_loader *loader, const fst_tensor_info *info,
                              fst_error *error) {
@@ -119,7 +105,7 @@ static fst_status add_tensor(digest_job *job, fst_loader *loader, const fst_tens
     }
     cli_digest_end(job->library, state, text);
     fprintf(job->out, "tensor %s ", text);
-    put_quoted(job->out, info->name, info->name_size);
+    cli_put_json(job->out, info->name, info->name_size);
     fputc('\n', job->out);
     return status;
 }
@@ -142,7 +128,7 @@ static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t 
     const char *slash = strrchr(info.path, '/');
     const char *name = slash == NULL ? info.path : slash + 1;
     fprintf(job->out, "file %s ", text);
-    put_quoted(job->out, name, strlen(name));
+    cli_put_json(job->out, name, strlen(name));
     fputc('\n', job->out);
     return code;
 }

@@ -277,7 +277,7 @@ int hash_verify(const char *path, fst_model *model, bool quiet) {
         if (json)
             printf(", \"digests\": null");
         else
-            printf("%s: no digests are kept, beside it or inside\n", path);
+            cli_print_path(path), printf(": no digests are kept, beside it or inside\n");
         free(kept);
         return EXIT_INVALID;
     }
@@ -290,7 +290,7 @@ int hash_verify(const char *path, fst_model *model, bool quiet) {
         if (json) printf("]");
     }
     if (code == EXIT_GOOD && !quiet && !json)
-        printf("%s: all digests (%s) are right\n", path, algorithm);
+        cli_print_path(path), printf(": all digests (%s) are right\n", algorithm);
     free(kept);
     free(found);
     return code;

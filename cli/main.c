@@ -81,5 +81,10 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_DFL);
     cli_set_json(false);
     cli_set_progress(true);
-    return finish_output(run(argc, argv));
+    int code = finish_output(run(argc, argv));
+    if (cli_caught_signal() != 0) { // what was begun is tidied up: end as the signal would have
+        signal(cli_caught_signal(), SIG_DFL);
+        raise(cli_caught_signal());
+    }
+    return code;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The one bar: what is done, how fast, how long still.
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 
 /// One at a time: a command does one thing after the other.
 static struct {
-    bool is_off, is_shown;
+    bool is_off, is_shown, draws;
     int columns;
     double begun, drawn;
     uint64_t done, total;
@@ -81,9 +82,34 @@ fst_progress_callback cli_progress_begin(void) {
     bar.is_shown = false;
     bar.begun = bar.drawn = cli_seconds_now();
     bar.done = bar.total = 0;
-    bool draws = bar.columns > 0 && !bar.is_off && !cli_wants_json() &&
-                 (kind == NULL || strcmp(kind, "dumb") != 0);
-    return draws ? show_progress : NULL;
+    bar.draws = bar.columns > 0 && !bar.is_off && !cli_wants_json() &&
+                (kind == NULL || strcmp(kind, "dumb") != 0);
+    return bar.draws ? show_progress : NULL;
+}
+
+/// What has asked for the end of a save; 0: nothing.
+static volatile sig_atomic_t caught_signal;
+
+static void note_signal(int number) { caught_signal = number; }
+
+int cli_caught_signal(void) { return caught_signal; }
+
+static int save_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                         size_t tensors_done, size_t tensors_total) {
+    if (caught_signal != 0) return 1;
+    if (!bar.draws) return 0;
+    return show_progress(context, bytes_done, bytes_total, tensors_done, tensors_total);
+}
+
+fst_progress_callback cli_save_begin(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    // Once: who asks a second time does not want to wait for what is tidied up.
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND}, old;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            (void)sigaction(numbers[i], &action, NULL);
+    (void)cli_progress_begin();
+    return save_progress;
 }
 
 void cli_progress_end(bool good) {

@@ -51,6 +51,7 @@ int cli_fail(const fst_error *error) {
 static void say(const char *kind, const char *format, va_list arguments) {
     char message[1024];
     vsnprintf(message, sizeof message, format, arguments);
+    if (!wants_json) message[cli_make_printable(message, strlen(message))] = '\0';
     if (!wants_json) {
         fprintf(stderr, "fastsafetensors: %s\n", message);
         return;

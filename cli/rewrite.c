@@ -378,8 +378,9 @@ static void say_done(const rewrite_job *job, const fst_writer *writer) {
                seconds, stats.engine, promise);
         return;
     }
-    printf("%s: %zu tensor%s, %s in %" PRIu32 " file%s, %.2f s, %.2f GB/s (%s, %s)\n",
-           job->plan->target, stats.tensor_count, cli_plural(stats.tensor_count),
+    cli_print_path(job->plan->target);
+    printf(": %zu tensor%s, %s in %" PRIu32 " file%s, %.2f s, %.2f GB/s (%s, %s)\n",
+           stats.tensor_count, cli_plural(stats.tensor_count),
            cli_size_text(stats.bytes_total, size), stats.file_count, cli_plural(stats.file_count),
            seconds, (double)stats.bytes_total / 1e9 / (seconds > 0 ? seconds : 1e-9), stats.engine,
            promise);
@@ -404,7 +405,7 @@ static int run_job(rewrite_job *job) {
     fst_error error;
     fst_writer *writer;
     fst_loader *loader = NULL;
-    job->save.progress = cli_progress_begin();
+    job->save.progress = cli_save_begin();
     if (fst_writer_open(job->plan->target, job->tensors, job->count, &job->save, &writer, &error) !=
         FST_OK)
         return cli_fail(&error);
@@ -504,8 +505,10 @@ static void say_plan(const rewrite_job *job) {
         printf("]}\n");
         return;
     }
-    printf("would write %s: %zu tensor%s, %s in %" PRIu32 " file%s", job->plan->target, job->count,
-           cli_plural(job->count), cli_size_text(total, size), file_count, cli_plural(file_count));
+    printf("would write ");
+    cli_print_path(job->plan->target);
+    printf(": %zu tensor%s, %s in %" PRIu32 " file%s", job->count, cli_plural(job->count),
+           cli_size_text(total, size), file_count, cli_plural(file_count));
     if (converted > 0)
         printf(", %zu tensor%s converted to %s", converted, cli_plural(converted),
                fst_dtype_name(job->plan->dtype));

@@ -120,6 +120,11 @@ int cli_take_input(char **word) {
     struct stat info;
     bool is_dash = strcmp(*word, "-") == 0;
     int fd = is_dash ? STDIN_FILENO : descriptor_of(*word);
+    if (fd < 0 && stat(*word, &info) == 0 && S_ISFIFO(info.st_mode))
+        return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_NOT_REGULAR),
+                          "'%s' is a FIFO, and models are read here and there: give it as standard "
+                          "input (- < FIFO)",
+                          *word);
     if (fd < 0) return EXIT_GOOD;
     if (is_dash && is_taken) return cli_usage(NULL, "'-' is standard input: it can be read once");
     is_taken = is_taken || is_dash;

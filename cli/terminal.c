@@ -63,13 +63,56 @@ int cli_columns(const char *text, size_t size) {
     return columns;
 }
 
-int cli_print_name(const char *name, size_t size) {
-    for (size_t i = 0; i < size; i++) {
-        unsigned char byte = (unsigned char)name[i];
-        putchar(byte < 0x20 || byte == 0x7f ? '?' : byte);
-    }
-    return cli_columns(name, size);
+/// Bytes of the character that begins here; 0: they are no UTF-8.
+static size_t character_size(const char *text, size_t left) {
+    unsigned char first = (unsigned char)text[0];
+    size_t size = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if (size == 0 || size > left || first > 0xf4) return 0;
+    for (size_t i = 1; i < size; i++)
+        if (((unsigned char)text[i] & 0xc0) != 0x80) return 0;
+    unsigned char second = size > 1 ? (unsigned char)text[1] : 0;
+    bool is_odd = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
+                  (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
+    return is_odd ? 0 : size;
 }
+
+/// Whether a character drives terminals: the controls of ASCII, and those of Latin 1 (C1).
+static bool is_control(const char *text, size_t size) {
+    unsigned char first = (unsigned char)text[0];
+    return first < 0x20 || first == 0x7f ||
+           (size == 2 && first == 0xc2 && (unsigned char)text[1] < 0xa0);
+}
+
+size_t cli_make_printable(char *text, size_t size) {
+    size_t used = 0, step;
+    for (size_t at = 0; at < size; at += step) {
+        size_t own = character_size(text + at, size - at);
+        step = own == 0 ? 1 : own;
+        if (own == 0 || is_control(text + at, own)) {
+            text[used++] = '?';
+            continue;
+        }
+        memmove(text + used, text + at, own);
+        used += own;
+    }
+    return used;
+}
+
+int cli_print_name(const char *name, size_t size) {
+    int columns = 0;
+    size_t step;
+    for (size_t at = 0; at < size; at += step, columns++) {
+        size_t own = character_size(name + at, size - at);
+        step = own == 0 ? 1 : own;
+        if (own == 0 || is_control(name + at, own))
+            putchar('?');
+        else
+            fwrite(name + at, 1, own, stdout);
+    }
+    return columns;
+}
+
+void cli_print_path(const char *path) { cli_print_name(path, strlen(path)); }
 
 /// Bytes of the first `columns` code points.
 static size_t cut_size(const char *name, size_t size, int columns) {
@@ -96,19 +139,26 @@ void cli_print_number(double number) {
         printf("null");
 }
 
-void cli_print_json(const char *text, size_t size) {
-    putchar('"');
-    for (size_t i = 0; i < size; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        if (byte == '"' || byte == '\\')
-            printf("\\%c", byte);
-        else if (byte < 0x20 || byte == 0x7f)
-            printf("\\u%04x", byte);
+void cli_put_json(FILE *out, const char *text, size_t size) {
+    size_t step;
+    fputc('"', out);
+    for (size_t at = 0; at < size; at += step) {
+        size_t own = character_size(text + at, size - at);
+        unsigned char byte = (unsigned char)text[at];
+        step = own == 0 ? 1 : own;
+        if (own == 0)
+            fprintf(out, "\\ufffd"); // paths may be any bytes, JSON may not
+        else if (byte == '"' || byte == '\\')
+            fprintf(out, "\\%c", byte);
+        else if (is_control(text + at, own))
+            fprintf(out, "\\u%04x", own == 1 ? byte : (unsigned char)text[at + 1]);
         else
-            putchar(byte);
+            fwrite(text + at, 1, own, out);
     }
-    putchar('"');
+    fputc('"', out);
 }
+
+void cli_print_json(const char *text, size_t size) { cli_put_json(stdout, text, size); }
 
 bool cli_parse_size(const char *text, uint64_t *size_bytes) {
     static const char letters[] = "KMGT";

@@ -63,6 +63,36 @@ def test_inspect_hostile_names(run, raw):
         assert done.returncode == 0 and "\x1b" not in done.stdout
 
 
+def test_hostile_paths(run, tmp_path, raw):
+    """Names of files come from anybody: nothing of them drives the terminal, JSON stays JSON."""
+    good = raw(f'{{"a":{{{U8}}}}}', b"ab", "good").read_bytes()
+    folder = os.fsencode(tmp_path)
+    odd = folder + b"/n\new\x1b[31m\xc2\x9b\xff.safetensors"
+    os.mkfifo(folder + b"/\x1bfifo")
+    for content in (good, good[:-1], b""):
+        with open(odd, "wb") as file:
+            file.write(content)
+        for words in (["inspect"], ["verify"], ["load"], ["show"], ["hash"], ["engines"],
+                      ["hash", "--write"], ["verify", "--hash"], ["bench", "--runs", "1"],
+                      ["convert"], ["edit", "--set", "a=b"], ["clean"], ["rescue"], ["diff"],
+                      ["split", "--count", "1", "--dry-run"], ["nonsense"]):
+            more = {"show": ["a"], "convert": [odd + b"2"], "rescue": [odd + b"2"],
+                    "diff": [odd], "split": [odd + b"3"]}.get(words[0], [])
+            for json_ in ([], ["--json"]):
+                program = run.__closure__[0].cell_contents
+                done = subprocess.run([program, *words, *json_, odd, *more],
+                                      capture_output=True, cwd=tmp_path)
+                both = done.stdout + done.stderr
+                assert b"\x1b" not in both and b"\x9b" not in both and b"\xff" not in both, both
+                both.decode()
+                if json_ and done.returncode != 3:
+                    for line in done.stdout.decode().replace("}\n{", "}\0{").split("\0"):
+                        json.loads(line)
+    done = subprocess.run([run.__closure__[0].cell_contents, "inspect", folder + b"/\x1bfifo"],
+                          capture_output=True)
+    assert done.returncode == 2 and b"standard input" in done.stderr and b"\x1b" not in done.stderr
+
+
 def test_inspect_many_tensors_quickly(run, tmp_path):
     count = 250_000
     entries = ",".join(

@@ -4,9 +4,12 @@
 import hashlib
 import json
 import os
+import shutil
+import signal
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import same_bits, sample_tensors
@@ -306,6 +309,34 @@ def test_torch_files_that_hold_more_say_what(run, tmp_path, torch):
     _, err = run("convert", name, tmp_path / "out", code=1, env=ours())
     assert "\x1b" not in err and "weights_only" in err and "arbitrary code" not in err
     assert "system" in err
+
+
+@pytest.mark.parametrize("words", [["convert", "--dtype", "F16", "big", "out/new"],
+                                   ["split", "--count", "3", "big", "out/set"],
+                                   ["edit", "--set", "a=b", "big", "out/new"]],
+                         ids=lambda words: words[0])
+def test_a_signal_leaves_nothing(command, tmp_path, words):
+    """Ctrl-C and SIGTERM in the middle: no file, no folder, and the signal is the exit status."""
+    tensors, size = 8, 512 << 20
+    entries = ",".join(f'"t{i}":{{"dtype":"F32","shape":[{size // 4096},1024],'
+                       f'"data_offsets":[{i * size},{(i + 1) * size}]}}' for i in range(tensors))
+    header = ("{" + entries + "}").encode()
+    with open(tmp_path / "big", "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + tensors * size)  # a hole
+    (tmp_path / "out").mkdir()
+    if shutil.disk_usage(tmp_path).free < 3 * tensors * size:
+        pytest.skip("not enough space")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([command, *words, "--quick"], cwd=tmp_path,
+                                   stderr=subprocess.PIPE)
+        time.sleep(0.2)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        if process.returncode == 0:
+            pytest.skip("it was done before the signal came")
+        assert process.returncode == -number and b"cancelled" in err
+        assert os.listdir(tmp_path / "out") == []
 
 
 def test_targets_and_paths_that_are_not_there(run, sample, tmp_path):
