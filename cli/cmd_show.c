@@ -17,15 +17,6 @@ typedef struct show_request {
     uint64_t first; ///< how many values are printed
 } show_request;
 
-/// Pieces of one tensor, as items of a load.
-typedef struct value_pieces {
-    fst_tensor_info info;
-    size_t index;
-    fst_request_item *items;
-    uint64_t *numbers;
-    size_t count, capacity;
-} value_pieces;
-
 typedef struct value_statistics {
     uint64_t count, nan_count, infinite_count, zero_count;
     double least, greatest, sum, square_sum;
@@ -35,36 +26,6 @@ typedef struct value_statistics {
     /// Of whole numbers also as keys, which are exact: see cli_whole_key().
     uint64_t least_key, greatest_key, first_keys[FIRST_MAX];
 } value_statistics;
-
-static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
-                       uint64_t first_element) {
-    value_pieces *pieces = context;
-    uint32_t rank = begin == NULL ? 0 : pieces->info.rank;
-    (void)first_element;
-    if (pieces->count == pieces->capacity) {
-        pieces->capacity = 2 * pieces->capacity + 16;
-        void *items = realloc(pieces->items, pieces->capacity * sizeof *pieces->items);
-        if (items != NULL) pieces->items = items;
-        void *numbers =
-            realloc(pieces->numbers, (pieces->capacity * 2 * rank + 1) * sizeof(uint64_t));
-        if (numbers != NULL) pieces->numbers = numbers;
-        if (items == NULL || numbers == NULL) return false;
-    }
-    if (rank > 0) {
-        memcpy(pieces->numbers + pieces->count * 2 * rank, begin, rank * sizeof *begin);
-        memcpy(pieces->numbers + (pieces->count * 2 + 1) * rank, end, rank * sizeof *end);
-    }
-    pieces->items[pieces->count++] = (fst_request_item){.tensor_index = pieces->index};
-    return true;
-}
-
-static void link_slices(value_pieces *pieces) {
-    uint32_t rank = pieces->info.rank;
-    for (size_t i = 0; pieces->count > 1 && i < pieces->count; i++) {
-        pieces->items[i].slice_begin = pieces->numbers + i * 2 * rank;
-        pieces->items[i].slice_end = pieces->numbers + (i * 2 + 1) * rank;
-    }
-}
 
 static void add_value(value_statistics *statistics, double value) {
     if (statistics->first_count < statistics->first_wanted)
@@ -97,7 +58,6 @@ static bool add_values(value_statistics *statistics, const fst_tensor_view *view
     uint64_t count = view->size_bytes * 8 / fst_dtype_bits(view->dtype);
     double number;
     bool is_whole = cli_is_whole(view->dtype);
-    statistics->dtype = view->dtype;
     for (uint64_t i = 0; i < count; i++) {
         if (!cli_value_at(view, i, &number)) return false;
         if (is_whole) add_key(statistics, cli_whole_key(view, i));
@@ -123,7 +83,7 @@ static void print_value(const value_statistics *statistics, double value, uint64
 }
 
 /// Loads the tensor piece by piece, its values as F64 or 64-bit integers. *known: it has numbers.
-static fst_status gather(fst_model *model, value_pieces *pieces, value_statistics *statistics,
+static fst_status gather(fst_model *model, const piece_list *pieces, value_statistics *statistics,
                          bool *known, fst_error *error) {
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
@@ -133,7 +93,7 @@ static fst_status gather(fst_model *model, value_pieces *pieces, value_statistic
                                 .budget_bytes = pieces->count > 1 ? BUDGET_BYTES : 0,
                                 .no_sigbus_guard = 1,
                                 .convert = 1,
-                                .dtype = cli_value_dtype(pieces->info.dtype)};
+                                .dtype = statistics->dtype};
     fst_loader *loader;
     fst_status status = fst_loader_open(model, &options, &loader, error);
     if (status != FST_OK) return status;
@@ -204,21 +164,20 @@ static void print_text(const fst_tensor_info *info, const value_statistics *s, b
 static int show_tensor(fst_model *model, const fst_tensor_info *info, size_t index,
                        uint64_t first) {
     static value_statistics statistics; // its first values would be much for a stack
-    statistics =
-        (value_statistics){.least = INFINITY, .greatest = -INFINITY, .first_wanted = first};
-    value_pieces pieces = {.info = *info, .index = index};
+    statistics = (value_statistics){.least = INFINITY,
+                                    .greatest = -INFINITY,
+                                    .first_wanted = first,
+                                    .dtype = cli_value_dtype(info->dtype)};
+    piece_list pieces = {0};
     fst_error error;
     fst_status status = FST_OK;
     bool known = info->dtype == FST_DTYPE_BOOL || cli_value_dtype(info->dtype) != info->dtype ||
                  info->dtype == FST_DTYPE_F64 || info->dtype == FST_DTYPE_I64 ||
                  info->dtype == FST_DTYPE_U64;
-    bool cut = true;
-    if (known && info->size_bytes > 0)
-        cut = cli_cut_tensor(info, fst_dtype_bits(info->dtype), PIECE_BYTES, take_piece, &pieces);
-    link_slices(&pieces);
+    bool cut = !known || cli_pieces_cut(&pieces, info, fst_dtype_bits(info->dtype), PIECE_BYTES);
+    cli_pieces_of(&pieces, index);
     if (cut && pieces.count > 0) status = gather(model, &pieces, &statistics, &known, &error);
-    free(pieces.items);
-    free(pieces.numbers);
+    cli_pieces_clear(&pieces);
     if (!cut) return cli_no_memory();
     if (status != FST_OK) return cli_fail(&error);
     (cli_wants_json() ? print_json : print_text)(info, &statistics, known);

@@ -3,7 +3,6 @@
 #include "diff_pair.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define PIECE_BYTES ((uint64_t)8 << 20)
@@ -11,45 +10,14 @@
 
 typedef void (*piece_visitor)(void *context, const fst_tensor_view *a, const fst_tensor_view *b);
 
-static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
-                       uint64_t first_element) {
-    tensor_pair *pair = context;
-    uint32_t rank = begin == NULL ? 0 : pair->infos[0].rank;
-    (void)first_element;
-    if (pair->count == pair->capacity) {
-        pair->capacity = 2 * pair->capacity + 16;
-        void *items = realloc(pair->items, pair->capacity * sizeof *pair->items);
-        if (items != NULL) pair->items = items;
-        void *numbers = realloc(pair->numbers, (pair->capacity * 2 * rank + 1) * sizeof(uint64_t));
-        if (numbers != NULL) pair->numbers = numbers;
-        if (items == NULL || numbers == NULL) return false;
-    }
-    if (rank > 0) {
-        memcpy(pair->numbers + pair->count * 2 * rank, begin, rank * sizeof *begin);
-        memcpy(pair->numbers + (pair->count * 2 + 1) * rank, end, rank * sizeof *end);
-    }
-    pair->items[pair->count++] = (fst_request_item){0};
-    return true;
-}
-
-static void fill_items(tensor_pair *pair, int side) {
-    uint32_t rank = pair->infos[0].rank;
-    for (size_t i = 0; i < pair->count; i++) {
-        pair->items[i].tensor_index = pair->indexes[side];
-        if (pair->count == 1) continue; // whole
-        pair->items[i].slice_begin = pair->numbers + i * 2 * rank;
-        pair->items[i].slice_end = pair->numbers + (i * 2 + 1) * rank;
-    }
-}
-
 static fst_status open_side(tensor_pair *pair, int side, const fst_dtype *dtype, fst_loader **out,
                             fst_error *error) {
-    fill_items(pair, side);
+    cli_pieces_of(&pair->pieces, pair->indexes[side]);
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .order = FST_ORDER_REQUEST,
-                                .items = pair->items,
-                                .item_count = pair->count,
+                                .items = pair->pieces.items,
+                                .item_count = pair->pieces.count,
                                 .budget_bytes = BUDGET_BYTES,
                                 // Cached chunks by pread: mapped pages would count as our memory.
                                 .no_sigbus_guard = 1};
@@ -58,7 +26,7 @@ static fst_status open_side(tensor_pair *pair, int side, const fst_dtype *dtype,
         options.dtype = *dtype;
     }
     // A tensor that can't be cut (below a byte) may be larger than the budget.
-    if (pair->count == 1) options.budget_bytes = 0;
+    if (pair->pieces.count == 1) options.budget_bytes = 0;
     return fst_loader_open(pair->models[side], &options, out, error);
 }
 
@@ -69,7 +37,7 @@ static fst_status visit_pieces(tensor_pair *pair, const fst_dtype *dtype, piece_
     fst_status status = FST_OK;
     for (int side = 0; side < 2 && status == FST_OK; side++)
         status = open_side(pair, side, dtype, &loaders[side], error);
-    for (size_t i = 0; i < pair->count && status == FST_OK; i++) {
+    for (size_t i = 0; i < pair->pieces.count && status == FST_OK; i++) {
         fst_tensor *tensors[2] = {NULL, NULL};
         fst_tensor_view views[2];
         for (int side = 0; side < 2 && status == FST_OK; side++) {
@@ -133,19 +101,15 @@ bool diff_pair_cut(tensor_pair *pair) {
     // by the smaller element, whose bytes must be whole.
     uint64_t bits[2] = {fst_dtype_bits(pair->infos[0].dtype), fst_dtype_bits(pair->infos[1].dtype)};
     int least = bits[1] < bits[0];
-    return pair->infos[0].size_bytes == 0 ||
-           cli_cut_tensor(&pair->infos[least], bits[least], PIECE_BYTES * bits[least] / 64,
-                          take_piece, pair);
+    return cli_pieces_cut(&pair->pieces, &pair->infos[least], bits[least],
+                          PIECE_BYTES * bits[least] / 64);
 }
 
-void diff_pair_clear(tensor_pair *pair) {
-    free(pair->items);
-    free(pair->numbers);
-}
+void diff_pair_clear(tensor_pair *pair) { cli_pieces_clear(&pair->pieces); }
 
 fst_status diff_pair_bytes(tensor_pair *pair, bool *same, fst_error *error) {
     *same = true;
-    return pair->count > 0 ? visit_pieces(pair, NULL, visit_bytes, same, error) : FST_OK;
+    return pair->pieces.count > 0 ? visit_pieces(pair, NULL, visit_bytes, same, error) : FST_OK;
 }
 
 fst_status diff_pair_values(tensor_pair *pair, value_summary *summary, fst_error *error) {
@@ -155,5 +119,6 @@ fst_status diff_pair_values(tensor_pair *pair, value_summary *summary, fst_error
     // Of integers of both kinds: those that fit, as signed ones.
     if (wide[0] != wide[1] && wide[0] != FST_DTYPE_F64 && wide[1] != FST_DTYPE_F64)
         wide[0] = FST_DTYPE_I64;
-    return pair->count > 0 ? visit_pieces(pair, &wide[0], visit_values, summary, error) : FST_OK;
+    return pair->pieces.count > 0 ? visit_pieces(pair, &wide[0], visit_values, summary, error)
+                                  : FST_OK;
 }

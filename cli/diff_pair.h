@@ -10,9 +10,7 @@ typedef struct tensor_pair {
     fst_model *models[2];
     fst_tensor_info infos[2];
     size_t indexes[2];
-    fst_request_item *items;
-    uint64_t *numbers;
-    size_t count, capacity;
+    piece_list pieces;
 } tensor_pair;
 
 /// What the differing elements of a tensor come to.

@@ -53,6 +53,21 @@ typedef bool (*piece_callback)(void *context, const uint64_t *begin, const uint6
 bool cli_cut_tensor(const fst_tensor_info *info, uint64_t bits, uint64_t piece_bytes,
                     piece_callback take, void *context);
 
+/// All pieces of one tensor, as items of a load.
+typedef struct piece_list {
+    fst_request_item *items;
+    uint64_t *numbers; ///< of the slices
+    size_t count, capacity;
+    uint32_t rank;
+} piece_list;
+
+/// Cuts a tensor as cli_cut_tensor() does; none of one without bytes. False without memory.
+bool cli_pieces_cut(piece_list *list, const fst_tensor_info *info, uint64_t bits,
+                    uint64_t piece_bytes);
+/// Makes the items those of tensor `tensor_index`, which has that shape.
+void cli_pieces_of(piece_list *list, size_t tensor_index);
+void cli_pieces_clear(piece_list *list);
+
 // ---- values: tensor_values.c ----
 
 /// What values of a dtype are converted to for looking at them: F64, I64, U64 or itself.

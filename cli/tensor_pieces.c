@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Tensors in pieces: slices that are contiguous and small enough to be held many at a time.
+#include <stdlib.h>
 #include <string.h>
 
 #include "rewrite.h"
@@ -52,4 +53,47 @@ bool cli_cut_tensor(const fst_tensor_info *info, uint64_t bits, uint64_t piece_b
         }
     } while (next_index(info, cut, begin, end));
     return true;
+}
+
+// ---- the pieces of one tensor ----
+
+static bool keep_piece(void *context, const uint64_t *begin, const uint64_t *end,
+                       uint64_t first_element) {
+    piece_list *list = context;
+    uint32_t rank = begin == NULL ? 0 : list->rank;
+    (void)first_element;
+    if (list->count == list->capacity) {
+        list->capacity = 2 * list->capacity + 16;
+        void *items = realloc(list->items, list->capacity * sizeof *list->items);
+        if (items != NULL) list->items = items;
+        void *numbers = realloc(list->numbers, (list->capacity * 2 * rank + 1) * sizeof(uint64_t));
+        if (numbers != NULL) list->numbers = numbers;
+        if (items == NULL || numbers == NULL) return false;
+    }
+    if (rank > 0) {
+        memcpy(list->numbers + list->count * 2 * rank, begin, rank * sizeof *begin);
+        memcpy(list->numbers + (list->count * 2 + 1) * rank, end, rank * sizeof *end);
+    }
+    list->items[list->count++] = (fst_request_item){0};
+    return true;
+}
+
+bool cli_pieces_cut(piece_list *list, const fst_tensor_info *info, uint64_t bits,
+                    uint64_t piece_bytes) {
+    list->rank = info->rank;
+    return info->size_bytes == 0 || cli_cut_tensor(info, bits, piece_bytes, keep_piece, list);
+}
+
+void cli_pieces_of(piece_list *list, size_t tensor_index) {
+    for (size_t i = 0; i < list->count; i++) {
+        list->items[i].tensor_index = tensor_index;
+        if (list->count == 1) continue; // whole
+        list->items[i].slice_begin = list->numbers + i * 2 * list->rank;
+        list->items[i].slice_end = list->numbers + (i * 2 + 1) * list->rank;
+    }
+}
+
+void cli_pieces_clear(piece_list *list) {
+    free(list->items);
+    free(list->numbers);
 }

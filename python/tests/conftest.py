@@ -126,3 +126,31 @@ def same_bits(torch, a, b):
     return (a.dtype == b.dtype and a.shape == b.shape
             and torch.equal(a.contiguous().view(-1).view(torch.uint8),
                             b.contiguous().view(-1).view(torch.uint8)))
+
+
+@pytest.fixture
+def files(sharded):
+    """(sorted paths, tensors) of three files."""
+    folder, tensors = sharded
+    return sorted(str(p) for p in folder.glob("*.safetensors")), tensors
+
+
+def check_pairs(torch, got, tensors):
+    """Every tensor is there once and right, of (name, tensor) pairs."""
+    got = list(got)
+    assert sorted(name for name, _ in got) == sorted(tensors)
+    for name, tensor in got:
+        assert same_bits(torch, tensor, tensors[name]), name
+
+
+@pytest.fixture(scope="module")
+def mesh(torch):
+    """A mesh of one process."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if dist.is_initialized():
+        pytest.skip("a group is there already")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()

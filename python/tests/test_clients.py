@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from conftest import same_bits
+from conftest import check_pairs
 
 from fastsafetensors import (
     AutoLoader,
@@ -20,28 +20,13 @@ from fastsafetensors import (
 from fastsafetensors.st_types import DType
 
 
-@pytest.fixture
-def files(sharded):
-    """(sorted paths, tensors) of three files."""
-    folder, tensors = sharded
-    return sorted(str(p) for p in folder.glob("*.safetensors")), tensors
-
-
-def check(torch, got, tensors):
-    """Every tensor is there once and right."""
-    got = list(got)
-    assert sorted(name for name, _ in got) == sorted(tensors)
-    for name, tensor in got:
-        assert same_bits(torch, tensor, tensors[name]), name
-
-
 def test_vllm(files, torch):
     paths, tensors = files
     for pg in (SingleGroup(), None):
         loader = ParallelLoader(pg=pg, hf_weights_files=paths, queue_size=0,
                                 use_tqdm_on_load=False, device="cpu", nogds=True)
         try:
-            check(torch, loader.iterate_weights(), tensors)
+            check_pairs(torch, loader.iterate_weights(), tensors)
         finally:
             loader.close()
             loader.close()
@@ -71,7 +56,7 @@ def test_vllm_falls_back_on_gds_errors(files, torch, monkeypatch):
         weights.close()
         weights = load(nogds=True)
         first = next(weights)
-    check(torch, [first, *weights], tensors)
+    check_pairs(torch, [first, *weights], tensors)
 
 
 def test_vllm_before(files, torch):
@@ -93,7 +78,7 @@ def test_vllm_before(files, torch):
             finally:
                 loader.close()
             del fb
-        check(torch, got, tensors)
+        check_pairs(torch, got, tensors)
         del got
         gc.collect()
         assert live_allocation_count() == before
@@ -112,7 +97,7 @@ def test_rtp_llm(files, torch, tmp_path, monkeypatch):
         (tmp_path / "config.json").write_text(json.dumps(settings))
         monkeypatch.setenv("FASTSAFETENSORS_CONFIG", str(tmp_path / "config.json"))
         loader = AutoLoader(None, paths, device="cpu")
-        check(torch, loader.iterate_weights(), tensors)
+        check_pairs(torch, loader.iterate_weights(), tensors)
         loader.close()
     assert loader.config.max_batch_bytes == 40000
 
@@ -122,7 +107,7 @@ def test_atom(files, torch):
     for names in (paths, {0: paths}, tuple(paths)):
         with fastsafe_open(filenames=names, framework="pt", pg=None, device="cpu", nogds=True,
                            debug_log=False) as f:
-            check(torch, ((n, f.get_tensor(n)) for n in f.keys()), tensors)  # noqa: SIM118
+            check_pairs(torch, ((n, f.get_tensor(n)) for n in f.keys()), tensors)  # noqa: SIM118
             assert f.get_keys() == f.keys() == list(f)
             assert len(f) == len(tensors) and paths[0] not in f and f.keys()[0] in f
 
@@ -189,7 +174,7 @@ def test_documents_first_example(model, torch):
     path, tensors = model
     with fastsafe_open(filenames=[path], nogds=True, device="cpu", debug_log=True) as f:
         loaded = {key: f.get_tensor(key).clone().detach() for key in f.get_keys()}
-    check(torch, loaded.items(), tensors)
-    check(torch, SafeTensorsFileLoader(path, num_threads=8).load().items(), tensors)
+    check_pairs(torch, loaded.items(), tensors)
+    check_pairs(torch, SafeTensorsFileLoader(path, num_threads=8).load().items(), tensors)
     assert isinstance(SafeTensorsFileLoader(path), SafeTensorsFileLoader)
     assert isinstance(SafeTensorsFileLoader(None), SafeTensorsFileLoader)

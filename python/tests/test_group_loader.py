@@ -5,7 +5,7 @@ import logging
 import os
 
 import pytest
-from conftest import same_bits
+from conftest import check_pairs, same_bits
 
 import fastsafetensors
 from fastsafetensors import (
@@ -30,22 +30,6 @@ from fastsafetensors.frameworks import get_framework_op
 from fastsafetensors.loader import BaseSafeTensorsFileLoader
 from fastsafetensors.parallel_loader import PipelineParallel
 from fastsafetensors.st_types import DTYPE_SIZES, Device, DeviceType, DType
-
-
-@pytest.fixture
-def files(sharded):
-    """(sorted paths, tensors) of three files."""
-    folder, tensors = sharded
-    return sorted(str(p) for p in folder.glob("*.safetensors")), tensors
-
-
-def check(torch, got, tensors):
-    """Every tensor is there once and right."""
-    got = list(got)
-    assert sorted(name for name, _ in got) == sorted(tensors)
-    for name, tensor in got:
-        assert same_bits(torch, tensor, tensors[name]), name
-
 
 # ---- the loader ----
 
@@ -78,7 +62,7 @@ def test_inflight(model, torch):
     loader = SafeTensorsFileLoader(None)
     loader.add_filenames({0: [path]})
     fb = loader.copy_files_to_device(allow_inflight=True)
-    check(torch, ((n, fb.get_tensor(n)) for n in fb.key_to_rank_lidx), tensors)
+    check_pairs(torch, ((n, fb.get_tensor(n)) for n in fb.key_to_rank_lidx), tensors)
 
 
 def test_nothing_added():
@@ -270,11 +254,11 @@ def test_a_reader_of_ones_own(files, torch):
     loader = BaseSafeTensorsFileLoader(None, "cpu", "twice", level=3)
     loader.add_filenames({0: paths})
     fb = loader.copy_files_to_device()
-    check(torch, ((n, fb.get_tensor(n) / 2) for n in fb.key_to_rank_lidx), tensors)
+    check_pairs(torch, ((n, fb.get_tensor(n) / 2) for n in fb.key_to_rank_lidx), tensors)
     for options in ({}, {"max_batch_bytes": 40000}):
         loader = BaseSafeTensorsFileLoader(None, "cpu", "twice", level=3)
         weights = PipelineParallel(None, loader, paths, use_tqdm_on_load=False, **options)
-        check(torch, ((n, t / 2) for n, t in weights), tensors)
+        check_pairs(torch, ((n, t / 2) for n, t in weights), tensors)
 
 
 def test_one_file_by_hand(model, torch):
@@ -288,7 +272,7 @@ def test_one_file_by_hand(model, torch):
     factory = LazyTensorFactory(metadata, cpu, 0, 0, 1, 0, copier, op)
     factory.submit_io()
     factory.wait_io()
-    check(torch, ((n, t.get_raw()) for n, t in factory.tensors.items()), tensors)
+    check_pairs(torch, ((n, t.get_raw()) for n, t in factory.tensors.items()), tensors)
     factory.close()
     freed = []
 

@@ -8,26 +8,11 @@ place, assigned (also to the meta device), and as DTensors, by ours and by the s
 import collections
 import random
 
-import pytest
-
 from fastsafetensors import fast_loading
 from fastsafetensors.sharded import load_model_sharded
 from fastsafetensors.torch import load_file, load_model, save_file, save_model
 
 SEEDS = 24
-
-
-@pytest.fixture(scope="module")
-def mesh(torch):
-    """A mesh of one process."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if dist.is_initialized():
-        pytest.skip("a group is there already")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 class _Maker:

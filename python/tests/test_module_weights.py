@@ -9,19 +9,6 @@ from fastsafetensors.sharded import load_model_sharded, load_sharded
 from fastsafetensors.torch import load_model, save_file, save_model
 
 
-@pytest.fixture(scope="module")
-def mesh(torch):
-    """A mesh of one process."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if dist.is_initialized():
-        pytest.skip("a group is there already")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 @pytest.fixture
 def tied(torch):
     """A class of modules with tied weights, as language models have them."""

@@ -6,7 +6,7 @@ import gc
 import threading
 
 import pytest
-from conftest import same_bits
+from conftest import check_pairs
 
 import fastsafetensors
 from fastsafetensors import (
@@ -21,22 +21,6 @@ from fastsafetensors import (
     owned_expert_range,
 )
 from fastsafetensors.parallel_loader import PipelineParallel, enable_tqdm
-
-
-@pytest.fixture
-def files(sharded):
-    """(sorted paths, tensors) of three files."""
-    folder, tensors = sharded
-    return sorted(str(p) for p in folder.glob("*.safetensors")), tensors
-
-
-def check(torch, got, tensors):
-    """Every tensor is there once and right."""
-    got = list(got)
-    assert sorted(name for name, _ in got) == sorted(tensors)
-    for name, tensor in got:
-        assert same_bits(torch, tensor, tensors[name]), name
-
 
 # ---- the parallel loader ----
 
@@ -128,7 +112,7 @@ def test_leaving_the_loop_stops_everything(files, torch):
         for name, tensor in loader.iterate_weights():
             assert torch.equal(tensor, tensors[name])
             break
-        check(torch, loader.iterate_weights(), tensors)  # a second iteration begins anew
+        check_pairs(torch, loader.iterate_weights(), tensors)  # a second iteration begins anew
         weights = loader.iterate_weights()
         next(weights)
         with pytest.raises(RuntimeError, match="already under way"):
@@ -152,7 +136,7 @@ def test_async(files, torch):
     async def collect():
         return [pair async for pair in ParallelLoader(None, paths, use_tqdm_on_load=False)]
 
-    check(torch, asyncio.run(collect()), tensors)
+    check_pairs(torch, asyncio.run(collect()), tensors)
 
 
 def test_parallel_refusals(files):
@@ -177,7 +161,7 @@ def test_parallel_refusals(files):
 def test_pipeline_over_a_given_loader(files, torch):
     paths, tensors = files
     loader = SafeTensorsFileLoader(None)
-    check(torch, PipelineParallel(None, loader, paths, use_tqdm_on_load=False), tensors)
+    check_pairs(torch, PipelineParallel(None, loader, paths, use_tqdm_on_load=False), tensors)
     assert enable_tqdm(False) is False
 
 

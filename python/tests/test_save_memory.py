@@ -32,19 +32,6 @@ FRONTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def mesh(torch):
-    """A mesh of one process."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if dist.is_initialized():
-        pytest.skip("a group is there already")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 def _wrapper(torch, claims_address):
     """A tensor without memory, as quantized ones are: the bytes are in other tensors."""
 
