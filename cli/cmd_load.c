@@ -88,24 +88,44 @@ static int check_request(const load_request *request) {
     return EXIT_GOOD;
 }
 
+/// The counters of a load, by their names in JSON.
+static const struct {
+    const char *name;
+    size_t at;
+} counters[] = {
+    {"bytes_requested", offsetof(fst_load_stats, bytes_requested)},
+    {"bytes_read", offsetof(fst_load_stats, bytes_read)},
+    {"bytes_direct", offsetof(fst_load_stats, bytes_direct)},
+    {"bytes_mapped", offsetof(fst_load_stats, bytes_mapped)},
+    {"bytes_copied", offsetof(fst_load_stats, bytes_copied)},
+    {"bytes_converted", offsetof(fst_load_stats, bytes_converted)},
+    {"reads", offsetof(fst_load_stats, read_count)},
+    {"chunks", offsetof(fst_load_stats, chunk_count)},
+    {"chunks_resident", offsetof(fst_load_stats, chunks_resident)},
+    {"buffer_bytes", offsetof(fst_load_stats, buffer_bytes)},
+    {"buffer_bytes_peak", offsetof(fst_load_stats, buffer_bytes_peak)},
+    {"read_ns", offsetof(fst_load_stats, read_ns)},
+    {"copy_ns", offsetof(fst_load_stats, copy_ns)},
+    {"populate_ns", offsetof(fst_load_stats, populate_ns)},
+    {"device_bytes", offsetof(fst_load_stats, device_bytes)},
+    {"device_copies", offsetof(fst_load_stats, device_copies)},
+    {"device_launches", offsetof(fst_load_stats, device_launches)},
+    {"device_wait_ns", offsetof(fst_load_stats, device_wait_ns)},
+    {"gds_bytes", offsetof(fst_load_stats, gds_bytes)},
+    {"cache_bytes", offsetof(fst_load_stats, cache_bytes)},
+};
+
 static void print_json(const fst_load_stats *s, double seconds) {
     printf("{\"seconds\": %.6f, \"mode\": \"%s\", \"engine\": \"%s\", \"reason\": ", seconds,
            s->mode, s->engine);
     cli_print_json(s->reason, strlen(s->reason));
-    printf(
-        ", \"threads\": %" PRIu32 ", \"tensors\": %zu, \"bytes_requested\": %" PRIu64
-        ", \"bytes_read\": %" PRIu64 ", \"bytes_direct\": %" PRIu64 ", \"bytes_mapped\": %" PRIu64
-        ", \"bytes_copied\": %" PRIu64 ", \"bytes_converted\": %" PRIu64 ", \"reads\": %" PRIu64
-        ", \"chunks\": %" PRIu64 ", \"chunks_resident\": %" PRIu64 ", \"buffer_bytes\": %" PRIu64
-        ", \"buffer_bytes_peak\": %" PRIu64 ", \"read_ns\": %" PRIu64 ", \"copy_ns\": %" PRIu64
-        ", \"populate_ns\": %" PRIu64 ", \"device_bytes\": %" PRIu64 ", \"device_copies\": %" PRIu64
-        ", \"device_launches\": %" PRIu64 ", \"device_wait_ns\": %" PRIu64
-        ", \"gds_bytes\": %" PRIu64 ", \"cache_bytes\": %" PRIu64 "}\n",
-        s->thread_count, s->tensor_count, s->bytes_requested, s->bytes_read, s->bytes_direct,
-        s->bytes_mapped, s->bytes_copied, s->bytes_converted, s->read_count, s->chunk_count,
-        s->chunks_resident, s->buffer_bytes, s->buffer_bytes_peak, s->read_ns, s->copy_ns,
-        s->populate_ns, s->device_bytes, s->device_copies, s->device_launches, s->device_wait_ns,
-        s->gds_bytes, s->cache_bytes);
+    printf(", \"threads\": %" PRIu32 ", \"tensors\": %zu", s->thread_count, s->tensor_count);
+    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
+        uint64_t value;
+        memcpy(&value, (const char *)s + counters[i].at, sizeof value);
+        printf(", \"%s\": %" PRIu64, counters[i].name, value);
+    }
+    printf("}\n");
 }
 
 static void print_stats(const fst_load_stats *s, double seconds) {

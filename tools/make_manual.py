@@ -27,7 +27,9 @@ CODES = [
     (4, "What this needs is not installed: Python with torch, or a library for digests."),
 ]
 PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.json) or a folder. "
-         "Of a folder its only index is used, else all its *.safetensors files, sorted.")
+         "Of a folder its only index is used, else all its *.safetensors files, sorted. - is "
+         "standard input, where a model is read: what comes through a pipe is kept in a file "
+         "without a name meanwhile (in TMPDIR, or /tmp).")
 JSON = ('With --json a failure is an object, {"error": {"kind": .., "message": .., "file": .., '
         '"tensor": .., "byte": ..}}, on standard output; kinds are the names of the statuses in '
         'fastsafetensors/base.h, and "Usage", "NoMatch" and "NotInstalled".')
@@ -96,7 +98,8 @@ def make_manual(helps: list[Help], version: str) -> str:
         out += [f".IP {code}", roff(text)]
     out += [".SH FILES", ".TP", ".I PATH.digest",
             roff("What 'hash --write' keeps and 'verify --hash' compares."), ".SH ENVIRONMENT",
-            ".TP", ".B NO_COLOR", "When set and not empty, no colours.", ".TP", ".B TERM",
+            ".TP", ".B NO_COLOR", "When set and not empty, no colours.", ".TP", ".B TMPDIR",
+            "Where a model that comes through a pipe is kept meanwhile (/tmp).", ".TP", ".B TERM",
             "When it is dumb, no progress bar.", ".SH EXAMPLES", ".nf"]
     for entry in helps:
         out += [roff(line) for line in entry.examples]
