@@ -32,7 +32,7 @@ What happened in a load, and why: ``SafeTensorsFileLoader(path).stats``, and on 
 ``fastsafetensors engines FILE``.
 
 A path is a file, an index (``*.safetensors.index.json``) or a folder; where one model is opened, a
-list of files does as well. Tensors own their memory: nothing that is closed invalidates them.
+list of files does as well. Nothing that is closed invalidates a tensor.
 Importing this package imports no framework.
 """
 

@@ -36,9 +36,17 @@ class Header:
 
 
 def read_header(filename: Paths) -> Header:
-    """Read the headers of a file, an index, a folder or a list of files; no tensor is touched.
+    """Read headers; no tensor is touched.
 
-    SafetensorError for a bad header, OSErrors of their kind for what the system refuses.
+    Args:
+        filename: a file, an index, a folder or a list of files.
+
+    Returns:
+        Its tensors and metadata.
+
+    Raises:
+        SafetensorError: a bad header.
+        OSError: of its kind, for what the system refuses.
     """
     with contextlib.closing(Model(filename)) as model:
         files = [model.file(number)[0] for number in range(model.file_count)]

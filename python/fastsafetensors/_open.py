@@ -79,16 +79,20 @@ class safe_open:  # noqa: N801 - the name that programs know
                 tensor = f.get_tensor(name)
             rows = f.get_slice("weight")[16:32]
 
-    filename: a file, an index, a folder, or a list of files.
-    framework: "pt" (torch), "np" (numpy), "jax" or "flax", "tf", "mlx", "paddle".
-    device: where tensors go: "cpu", "cuda", "cuda:1", a torch.device, or a number of a GPU.
-    backend: "mmap" (views of what is in the page cache, reads elsewhere) or "pread" (reads into
-    memory of our own); mode says the same in load_file's words and counts more. cache: as in
-    load_file.
+    Args:
+        filename: a file, an index, a folder, or a list of files.
+        framework: "pt" (torch), "np" (numpy), "jax" or "flax", "tf", "mlx", "paddle".
+        device: where tensors go: "cpu", "cuda", "cuda:1", a torch.device, or a number of a GPU.
+        backend: "mmap" (views of the file) or "pread" (reads into memory of our own).
+        mode: the same in load_file's words, and counts more.
+        cache: as in load_file.
 
     Tensors are writable and stay valid after the model is closed. Usable from several threads at
-    once. SafetensorError for a bad file or name, FileNotFoundError and other OSErrors for what the
-    system refuses.
+    once, and after a fork.
+
+    Raises:
+        SafetensorError: a bad file, or an unknown name (a KeyError as well).
+        OSError: of its kind, for what the system refuses.
     """
 
     def __init__(

@@ -46,14 +46,27 @@ def save_on_ranks(
     durable: bool = False,
     timeout: float | None = None,
 ) -> str:
-    """Save {name: torch.Tensor} of all ranks as one sharded model; return the index's path.
+    """Save tensors of all ranks as one sharded model.
 
     Each rank writes its own tensors to model-RANK-of-RANKS.safetensors, under a hidden name; when
     all have, rank 0 gives the files their names, the index last. An error on one rank is one on
     all, and that or a rank that dies leaves the folder's old model as it was. All ranks must see
-    the folder. metadata goes to every file; without it, {"format": "pt"}.
+    the folder.
 
-    ValueError for a name on two ranks; RankError for what happened on another rank.
+    Args:
+        tensors: {name: tensor} of this rank.
+        folder: is made if it is not there.
+        group: a torch.distributed group, None: alone.
+        metadata: of every file; without it, {"format": "pt"}.
+        durable: wait until files and folder are on the device.
+        timeout: seconds to wait for other ranks, None: the group's own.
+
+    Returns:
+        The path of the index.
+
+    Raises:
+        ValueError: a name on two ranks.
+        RankError: what happened on another rank.
     """
     pg = get_framework_op("pytorch").get_process_group(group, timeout)
     agreement = Agreement(pg)

@@ -372,15 +372,24 @@ def load_sharded(
     device: Any = "cpu",
     timeout: float | None = None,
 ) -> ShardedTensors:
-    """Load this rank's parts of a model: {name: tensor}, and how that was done in `.stats`.
+    """Load this rank's parts of a model.
 
-    files: as load_file takes them. Where only some ranks have them (on a local disk, say), those
-    read and send. dims: {name: dimension to cut, or None for the whole tensor on every rank}; the
-    blocks are torch.chunk's. group: a torch.distributed group, None: alone. timeout: seconds to
-    wait for other ranks, None: the group's own.
+    Args:
+        files: as load_file takes them. Where only some ranks have them (on a local disk, say),
+            those read and send.
+        dims: {name: dimension to cut, or None for the whole tensor on every rank}; the blocks are
+            torch.chunk's.
+        group: a torch.distributed group, None: alone.
+        strategy: "auto", "slice", "broadcast" or "scatter".
+        device: where the parts go.
+        timeout: seconds to wait for other ranks, None: the group's own.
 
-    KeyError for a name that the model lacks; RankError when another rank failed, asked for
-    something else or has other files.
+    Returns:
+        {name: tensor}, and how that was done in `.stats`.
+
+    Raises:
+        KeyError: a name that the model lacks.
+        RankError: another rank failed, asked for something else or has other files.
     """
 
     def make_parts(model: Model, pg: Any) -> dict[str, list[Part]]:
@@ -416,15 +425,26 @@ def load_model_sharded(
     strategy: str = "auto",
     timeout: float | None = None,
 ) -> dict[str, Any]:
-    """Load a model as DTensors, of which each rank has read its own part: {name: DTensor}.
+    """Load a model as DTensors, of which each rank has read its own part.
 
-    model: what to load from (files, index, folder), or a module, whose parameters and persistent
-    buffers then become the DTensors (files says where they come from, and all must be there; tied
-    ones stay tied). mesh: a DeviceMesh. placements: for all tensors, or {pattern of names:
-    placements}; a tensor-parallel plan of transformers ({"layers.*.q_proj": "colwise"}) does as
-    well. What is not described is replicated, and so are buffers without a pattern.
+    Args:
+        model: what to load from (files, index, folder), or a module, whose parameters and
+            persistent buffers then become the DTensors; tied ones stay tied.
+        mesh: a DeviceMesh.
+        placements: for all tensors, or {pattern of names: placements}; a tensor-parallel plan of
+            transformers ({"layers.*.q_proj": "colwise"}) does as well. What is not described is
+            replicated, and so are buffers without a pattern.
+        files: where a module's tensors come from, all of them.
+        strategy: "auto", "slice", "broadcast" or "scatter".
+        timeout: seconds to wait for other ranks, None: the group's own.
 
-    KeyError for names that the files lack; RuntimeError for shapes that differ from the module's.
+    Returns:
+        {name: DTensor}.
+
+    Raises:
+        KeyError: names that the files lack.
+        RuntimeError: shapes that differ from the module's.
+        RankError: another rank failed, asked for something else or has other files.
     """
     from torch.distributed.tensor import DTensor
 

@@ -14,12 +14,15 @@ import contextlib
 import json
 import os
 from pathlib import Path as _Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._core import Model, SafetensorError, assign_shards
 from ._load import load_from
 from ._progress import Progress
 from ._saving import check_names, parse_size, save_rows, ties_of, with_ties
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "is_fastsafetensors_available",
@@ -39,15 +42,30 @@ _STRUCTURE_KEY = "fastsafetensors.structure"
 
 
 def is_fastsafetensors_available() -> bool:
-    """Tell whether this package can be used: it is being used."""
+    """Tell whether this package can be used: it is being used.
+
+    Returns:
+        True.
+    """
     return True
 
 
-def load_safetensors(path: _Path_, num_threads: int = 8, device: Any = "cpu") -> dict[str, Any]:
-    """Load all tensors of a file into memory of their own: {name: torch.Tensor}.
+def load_safetensors(
+    path: _Path_, num_threads: int = 8, device: Any = "cpu"
+) -> dict[str, Tensor]:
+    """Load all tensors of a file into memory of their own.
 
-    num_threads is a wish: a load uses no more threads than it has work for. FileNotFoundError for
-    a missing file, SafetensorError for a bad one.
+    Args:
+        path: a file, an index or a folder.
+        num_threads: a wish: a load uses no more threads than it has work for.
+        device: where the tensors go.
+
+    Returns:
+        {name: tensor} in the order of the file.
+
+    Raises:
+        SafetensorError: a bad file.
+        FileNotFoundError: a missing one.
     """
     from .torch import load_file
 
@@ -57,11 +75,14 @@ def load_safetensors(path: _Path_, num_threads: int = 8, device: Any = "cpu") ->
 
 
 def save_safetensors(
-    state_dict: dict[str, Any], path: _Path_, metadata: dict[str, str] | None = None
+    state_dict: dict[str, Tensor], path: _Path_, metadata: dict[str, str] | None = None
 ) -> None:
-    """Save {name: torch.Tensor}; without metadata, {"format": "pt"} is written.
+    """Save tensors; the checks, errors and promises are fastsafetensors.torch.save_file's.
 
-    The checks and promises are fastsafetensors.torch.save_file's.
+    Args:
+        state_dict: {name: tensor}.
+        path: where the file comes to.
+        metadata: text only; without it, {"format": "pt"} is written.
     """
     from .torch import save_file
 
@@ -70,11 +91,19 @@ def save_safetensors(
 
 def load_safetensors_mmap(
     path: _Path_, keys: list[str] | None = None, device: Any = "cpu"
-) -> dict[str, Any]:
-    """Load only the named tensors, in that order, as views of the file: {name: torch.Tensor}.
+) -> dict[str, Tensor]:
+    """Load only the named tensors, as views of the file: pages come when they are touched.
 
-    Pages come when they are touched. keys: None means all, [] none; KeyError names one that the
-    file lacks.
+    Args:
+        path: a file, an index or a folder.
+        keys: names; None means all, [] none.
+        device: where the tensors go.
+
+    Returns:
+        {name: tensor} in the order of the keys.
+
+    Raises:
+        KeyError: a name that the file lacks.
     """
     from ._gpu import load_options
     from ._torch_tensors import export
@@ -117,7 +146,7 @@ def _stem_of(pattern: str) -> str:
 
 
 def save_safetensors_sharded(
-    state_dict: dict[str, Any],
+    state_dict: dict[str, Tensor],
     output_dir: _Path_,
     max_shard_size: int | str = 10 * 1024**3,
     metadata: dict[str, str] | None = None,
@@ -127,17 +156,31 @@ def save_safetensors_sharded(
     progress: Progress | None = None,
     filename_pattern: str = "model{suffix}.safetensors",
 ) -> str:
-    """Save {name: torch.Tensor} as Hugging Face's libraries do; return the index's path.
+    """Save tensors as Hugging Face's libraries do: numbered files and their index.
 
-    Files hold at most max_shard_size bytes of tensors (an int, or "5GB"), in the dict's order; a
-    larger tensor is alone. What fits in one file becomes model.safetensors without an index, and
-    that path is returned. A tensor that has several names is saved once, and the metadata says
-    under which others it is known; different views of one memory are saved each with its bytes.
+    Shards are written in parallel; the index comes into place last, and files of an earlier save go
+    after that, so that a reader finds the old set or the new one. A tensor that has several names
+    is saved once, and the metadata says under which others it is known; different views of one
+    memory are saved each with its bytes.
 
-    The folder is made. Shards are written in parallel; the index comes into place last, and files
-    of an earlier save go after that, so that a reader finds the old set or the new one.
-    metadata goes to every file; without it, {"format": "pt"}. filename_pattern: of the files'
-    names, {suffix} being the number ("diffusion_pytorch_model.fp16{suffix}.safetensors").
+    Args:
+        state_dict: {name: tensor}.
+        output_dir: a folder, which is made.
+        max_shard_size: most bytes of tensors in a file (an int, or "5GB"), in the dict's order; a
+            larger tensor is alone. What fits in one file becomes one without an index.
+        metadata: of every file; without it, {"format": "pt"}.
+        durable: wait until files and folder are on the device.
+        threads: that write; 0: as many as the process may use.
+        progress: called with (bytes done, bytes in all, tensors done, tensors in all).
+        filename_pattern: of the files' names, {suffix} being the number
+            ("diffusion_pytorch_model.fp16{suffix}.safetensors").
+
+    Returns:
+        The path of the index, or of the one file.
+
+    Raises:
+        ValueError: a size or a pattern that is none, and what save_file can't save.
+        SafetensorError: what the system refuses; it is an OSError of its kind as well.
     """
     from ._tensor_memory import find_same
     from ._torch_state import make_rows
@@ -190,15 +233,21 @@ def _variant_of(folder: _Path_, variant: str | None) -> Any:
 
 def load_safetensors_sharded(
     model_dir: _Path_, device: Any = "cpu", *, variant: str | None = None
-) -> dict[str, Any]:
+) -> dict[str, Tensor]:
     """Load a folder: by its index, or, without one, all its *.safetensors files, sorted.
 
-    variant: only the files of that variant (NAME.VARIANT.safetensors and its index), as diffusers
-    names them.
+    Args:
+        model_dir: the folder.
+        device: where the tensors go.
+        variant: only the files of that variant (NAME.VARIANT.safetensors and its index), as
+            diffusers names them.
 
+    Returns:
+        {name: tensor}. Names that were saved as tied to another are there, as the same tensor.
 
-    Names that were saved as tied to another are there again, as the same tensor. An error names
-    the shard or tensor that is missing; an empty folder is a FileNotFoundError.
+    Raises:
+        SafetensorError: a bad file, or one that lacks a tensor; it is named.
+        FileNotFoundError: an empty folder, or a shard that is not there.
     """
     from ._gpu import load_options
     from ._torch_tensors import export
@@ -264,7 +313,14 @@ def save_embeddings_safetensors(embeddings: Any, path: _Path_) -> None:
 
     The file is a plain safetensors file: tensors are named by their place ("prompt",
     "pooled.0"), and the structure is kept in the metadata. A tensor that comes twice is stored
-    once. TypeError for anything else, with its place.
+    once.
+
+    Args:
+        embeddings: the structure.
+        path: where the file comes to.
+
+    Raises:
+        TypeError: anything else in it, with its place.
     """
     from ._tensor_memory import find_shared
     from ._torch_state import make_rows
@@ -298,9 +354,16 @@ def _rebuild(node: Any, tensors: dict[str, Any]) -> Any:
 def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
     """Load what save_embeddings_safetensors saved, with its types and order.
 
-    A file without a structure gives the plain dict. Where there is no such file but one of the
-    same name that ends in .pt, that cache of an earlier program is read (by torch's restricted
-    loader).
+    Args:
+        path: the file. Where there is none but one of the same name that ends in .pt, that cache of
+            an earlier program is read (by torch's restricted loader).
+        device: where the tensors go.
+
+    Returns:
+        The structure; of a file without one, the plain dict.
+
+    Raises:
+        SafetensorError: a bad file, or a structure that does not fit it.
     """
     from ._gpu import load_options
     from ._torch_tensors import export

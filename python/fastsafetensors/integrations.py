@@ -324,9 +324,17 @@ class Acceleration(contextlib.ContextDecorator):
 def accelerate_from_pretrained(num_threads: int = 0, mode: str | None = None) -> Acceleration:
     """Let libraries read safetensors files through this package while it is on.
 
-    num_threads: of a load; 0: as many as the process may use. mode: "map" for views of the file,
-    "load" for memory of the tensors' own, "auto" or None for what the page cache suggests.
-    ImportError where the safetensors package, which the libraries use, is not installed. A read
-    that fails here is left to safetensors, with one RuntimeWarning a process.
+    A read that fails here is left to safetensors, with one RuntimeWarning a process.
+
+    Args:
+        num_threads: of a load; 0: as many as the process may use.
+        mode: "map" and "auto" for views of the file, "load" for memory of the tensors' own.
+
+    Returns:
+        The switch: a context manager and a decorator, with enable() and disable().
+
+    Raises:
+        ImportError: when it goes on, where the safetensors package, which the libraries use, is
+            not installed.
     """
     return Acceleration(num_threads, mode)

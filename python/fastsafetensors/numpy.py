@@ -136,10 +136,28 @@ def load_file(
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
     cache: str = "auto",
-) -> dict[str, Any]:
-    """Load a model's tensors: {name: numpy.ndarray} in file order, writable.
+) -> dict[str, _np.ndarray[Any, Any]]:
+    """Load a model's tensors; the arguments are those of fastsafetensors.torch.load_file.
 
-    The arguments are those of fastsafetensors.torch.load_file; dtype may be one of numpy's.
+    Args:
+        filename: a file, an index, a folder, or a list of files.
+        backend: "mmap" or "pread", mode in other words.
+        mode: "auto", "load" or "map".
+        engine: forces how "load" reads.
+        threads: of "load"; 0: as many as the process may use, at most 16.
+        dtype: what elements become: one of numpy's, its name, or the format's.
+        progress: called with (bytes done, bytes in all, tensors done, tensors in all).
+        names: which tensors; nothing else is read.
+        filter: name -> whether to load it.
+        cache: "keep", "bypass" or "auto".
+
+    Returns:
+        {name: array} in the order of the file; they may be written to.
+
+    Raises:
+        SafetensorError: a bad file; an unknown name (a KeyError as well).
+        OSError: of its kind, for what the system refuses.
+        ImportError: of bfloat16 and 8-bit floats, without the ml_dtypes package.
     """
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
@@ -147,8 +165,18 @@ def load_file(
                       engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache)
 
 
-def load(data: Any) -> dict[str, Any]:
-    """Load all tensors of a file's bytes (any bytes-like object), which are copied once."""
+def load(data: Any) -> dict[str, _np.ndarray[Any, Any]]:
+    """Load all tensors of a file's bytes, which are copied once.
+
+    Args:
+        data: any bytes-like object.
+
+    Returns:
+        {name: array}.
+
+    Raises:
+        SafetensorError: bytes that are no such file.
+    """
     return load_bytes(data, export)
 
 
@@ -182,7 +210,7 @@ def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
 
 
 def save_file(
-    tensor_dict: dict[str, Any],
+    tensor_dict: dict[str, _np.ndarray[Any, Any]],
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
@@ -193,8 +221,20 @@ def save_file(
 ) -> None:
     """Save arrays to a file; everything as in fastsafetensors.torch.save_file.
 
-    Arrays that are not packed or not in the machine's byte order are normalised. SafetensorError
-    for dtypes that the format lacks.
+    Arrays that are not packed or not in the machine's byte order are normalised.
+
+    Args:
+        tensor_dict: {name: array}.
+        filename: where the file comes to.
+        metadata: text only.
+        durable: wait until file and folder are on the device.
+        alignment: begin tensors at multiples of this many bytes.
+        engine: "auto", "buffered", "direct" or "uring".
+        progress: called with (bytes done, bytes in all, tensors done, tensors in all).
+
+    Raises:
+        SafetensorError: dtypes that the format lacks; what the system refuses (an OSError as well).
+        TypeError: names or metadata that are not text, and what is no array.
     """
     rows, owners = _make_rows(tensor_dict, metadata)
     save_rows(
@@ -209,8 +249,21 @@ def save_file(
     )
 
 
-def save(tensor_dict: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Return the bytes that save_file would write."""
+def save(
+    tensor_dict: dict[str, _np.ndarray[Any, Any]], metadata: dict[str, str] | None = None
+) -> bytes:
+    """Return the bytes that save_file would write.
+
+    Args:
+        tensor_dict: {name: array}.
+        metadata: text only.
+
+    Returns:
+        The file's bytes.
+
+    Raises:
+        SafetensorError: dtypes that the format lacks.
+    """
     rows, owners = _make_rows(tensor_dict, metadata)
     result = serialize(None, rows, metadata)
     del owners

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._core import Model, serialize
 from ._gpu import check_present, is_gpu, load_options, tell_gds
@@ -19,6 +19,10 @@ from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import check_tensors, make_rows, plain
 from ._torch_tensors import export, load_meta
 from ._types import Path, Paths
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
 __all__ = [
     "load",
@@ -58,40 +62,48 @@ def load_file(
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
     cache: str = "auto",
-) -> dict[str, Any]:
-    """Load a model's tensors: {name: torch.Tensor} in file order.
+) -> dict[str, Tensor]:
+    """Load a model's tensors.
 
-    filename: a file, an index, a folder, or a list of files (names must then be unique).
-    names, filter: which tensors, all without; nothing else is read, and an unknown name is a
-    SafetensorError that is a KeyError. Neighbours in the file share memory: keeping one keeps up to
-    64 MiB of them (of views the mapping, whose pages the system takes back when it wants them; on
-    a GPU its file), so ask for what you want rather than drop the rest.
-    device: where the tensors go, as torch takes it; "meta": shapes and dtypes only. To GPUs
-    ("cuda", "cuda:1", 1) bytes go by the library's own pipeline, and the tensors may be used on any
-    stream at once.
-    gds: GPUDirect Storage: "auto", where a probe on the file shows that it is real, "off", or
-    "strict": RuntimeError (with "gds" in its text) where it is not.
-    memory: of GPUs: "torch": from its caching allocator, in order with the stream that is current
-    now, as torch's own tensors are; or "own": the library's, which torch does not count.
-    pin_memory: tensors on the CPU lie in memory that is page-locked for GPUs.
-    mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
-    private); "auto" maps what is in the page cache nearly whole and loads everything else.
-    backend: the safetensors package's word for it: "mmap" is "auto", "pread" is "load".
-    dtype: what elements become on the way: a torch dtype, its name ("bfloat16"), the format's
-    ("BF16"), or None and "auto" for the file's. Floats become any float type (rounded to nearest
-    even), integers wider ones; other tensors stay.
-    cache: whether what is read stays in the page cache, where the next start finds it: "keep",
-    "bypass", or "auto", by whether it fits the memory that is left.
-    engine, threads: force how "load" reads; see `fastsafetensors engines` for what works.
-    progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in all)
-    ten times a second, an exception ends the load; False for nothing, None for a bar (bytes, GB/s)
-    on terminals when the load takes more than a second and tqdm is installed.
+    On the CPU, tensors are views of the file unless something else is asked for (mode, dtype,
+    pin_memory, cache="bypass"), whatever the page cache holds. A program that writes into that file
+    (rather than put another in its place, as every save here does) changes them, and one that makes
+    it shorter takes their bytes away (SIGBUS). Of mode="load" neither is so.
 
-    By default, tensors on the CPU may be views of a file that is in the page cache: a program that
-    writes into that file (rather than put another in its place, as every save here does) changes
-    them, and one that makes it shorter takes their bytes away (SIGBUS). mode="load" never does.
+    Args:
+        filename: a file, an index, a folder, or a list of files (names must then be unique).
+        device: where the tensors go, as torch takes it; "meta": shapes and dtypes only. To GPUs
+            ("cuda", "cuda:1", 1) bytes go by the library's own pipeline, and the tensors may be
+            used on any stream at once.
+        backend: the safetensors package's word for mode: "mmap" is "auto", "pread" is "load".
+        mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
+            private); "auto" gives views where they can be what is asked for, and loads elsewhere.
+        engine: forces how "load" reads; see `fastsafetensors engines` for what works.
+        threads: of "load"; 0: as many as the process may use, at most 16.
+        dtype: what elements become on the way: a torch dtype, its name ("bfloat16"), the format's
+            ("BF16"), or None and "auto" for the file's. Floats become any float type (rounded to
+            nearest even), integers wider ones; other tensors stay.
+        progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in
+            all) ten times a second, an exception ends the load; False for nothing, None for a bar
+            (bytes, GB/s) on terminals when the load takes more than a second and tqdm is installed.
+        gds: GPUDirect Storage: "auto", where a probe on the file shows that it is real, "off", or
+            "strict": RuntimeError (with "gds" in its text) where it is not.
+        memory: of GPUs: "own", freed with the last tensor, or "torch": its caching allocator's.
+        pin_memory: tensors on the CPU lie in memory that is page-locked for GPUs.
+        names: which tensors; nothing else is read. Neighbours in the file share memory: keeping one
+            keeps up to 64 MiB of them (of views the mapping, whose pages the system takes back when
+            it wants them; on a GPU its file), so ask for what you want rather than drop the rest.
+        filter: name -> whether to load it.
+        cache: whether what is read stays in the page cache, where the next start finds it: "keep",
+            "bypass", or "auto", by whether it fits the memory that is left.
 
-    Raises SafetensorError for a bad file, OSError of its kind for what the system refuses.
+    Returns:
+        {name: tensor} in the order of the file. Tensors may be written to, and outlive everything.
+
+    Raises:
+        SafetensorError: a bad file; an unknown name (a KeyError as well).
+        OSError: of its kind, for what the system refuses.
+        MemoryError: memory, or the GPU's, that is not there.
     """
     check_path(filename)
     if str(device) == "meta":
@@ -110,16 +122,23 @@ def load_file(
         )
 
 
-def load(data: Any) -> dict[str, Any]:
-    """Load all tensors of a file's bytes (any bytes-like object): {name: torch.Tensor}.
+def load(data: Any) -> dict[str, Tensor]:
+    """Load all tensors of a file's bytes, which are copied once.
 
-    The bytes are copied once; the tensors own their memory and may be written to.
+    Args:
+        data: any bytes-like object.
+
+    Returns:
+        {name: tensor}; the tensors own their memory and may be written to.
+
+    Raises:
+        SafetensorError: bytes that are no such file.
     """
     return load_bytes(data, export)
 
 
 def load_model(
-    model: Any,
+    model: Module,
     filename: Paths,
     strict: bool = True,
     device: Any = "cpu",
@@ -128,16 +147,31 @@ def load_model(
     assign: bool = False,
     threads: int = 0,
 ) -> tuple[set[str], list[str]]:
-    """Load a model's parameters and buffers from a file: (missing names, unexpected names).
+    """Load a model's parameters and buffers from a file.
 
     The bytes are read straight into the parameters' own memory, converted on the way where their
-    dtype differs: there is never a second copy of the model. With assign=True the parameters
-    become the loaded tensors instead (the way for a model on the meta device), on `device`; tied
-    ones stay tied, and views of others stay views. Of DTensors each rank reads its own part.
+    dtype differs: there is never a second copy of the model.
 
-    strict: a missing or unexpected name is a RuntimeError, in torch's words; a shape that differs
-    always is, and so is a model on the meta device without assign. Names whose bytes belong to
-    tensors that the file has are not missing.
+    Args:
+        model: a torch module.
+        filename: a file, an index, a folder, or a list of files.
+        strict: a missing or unexpected name is a RuntimeError, in torch's words. Names whose bytes
+            belong to tensors that the file has are not missing.
+        device: where tensors go that assign makes.
+        backend: of assign: "mmap" or "pread", as in load_file.
+        assign: the parameters become the loaded tensors instead (the way for a model on the meta
+            device); tied ones stay tied, and views of others stay views. Of DTensors each rank
+            reads its own part.
+        threads: of the load; 0: as many as the process may use, at most 16.
+
+    Returns:
+        (missing names, unexpected names).
+
+    Raises:
+        RuntimeError: names, if strict; a shape that differs; a model on the meta device, without
+            assign.
+        SafetensorError: a bad file.
+        OSError: of its kind, for what the system refuses.
     """
     check_path(filename)
     views = check_backend(backend)
@@ -147,7 +181,7 @@ def load_model(
 
 
 def save_file(
-    tensors: dict[str, Any],
+    tensors: dict[str, Tensor],
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
@@ -156,21 +190,29 @@ def save_file(
     engine: str = "auto",
     progress: Progress | None = None,
 ) -> None:
-    """Save tensors to a file: {name: torch.Tensor}, on any device.
+    """Save tensors to a file.
 
     The file is byte for byte the reference writer's (its order of metadata keys is random, ours
     the dict's). It comes into place in one step, when it is complete: until then, and after any
     error or crash, the old file is there. Permissions of an existing file are kept, symbolic links
     followed. No tensor is copied that is packed in CPU memory.
 
-    metadata: text only. durable: wait until file and folder are on the device; else a power cut
-    (not a crash) may lose the new file. alignment: begin tensors at multiples of this many bytes.
-    engine: "auto", "buffered", "direct" or "uring". progress: called now and then with
-    (bytes done, bytes in all, tensors done, tensors in all); an exception ends the save.
+    Args:
+        tensors: {name: tensor}, on any device.
+        filename: where the file comes to.
+        metadata: text only.
+        durable: wait until file and folder are on the device; else a power cut (not a crash) may
+            lose the new file.
+        alignment: begin tensors at multiples of this many bytes; 0: of their dtype's.
+        engine: "auto", "buffered", "direct" or "uring".
+        progress: called now and then with (bytes done, bytes in all, tensors done, tensors in all);
+            an exception ends the save.
 
-    ValueError for what is no dense, packed tensor, RuntimeError for tensors that share memory (see
-    save_model), TypeError for names or metadata that are not text, and SafetensorError, which is
-    an OSError as well, for what the system refuses.
+    Raises:
+        ValueError: what is no dense, packed tensor.
+        RuntimeError: tensors that share memory (see save_model), or have none of their own.
+        TypeError: names or metadata that are not text.
+        SafetensorError: what the system refuses; it is an OSError of its kind as well.
     """
     check_tensors(tensors, metadata)
     rows, owners = make_rows(tensors, far=True)
@@ -186,8 +228,21 @@ def save_file(
     )
 
 
-def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Return the bytes that save_file would write."""
+def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Return the bytes that save_file would write.
+
+    Args:
+        tensors: {name: tensor}.
+        metadata: text only.
+
+    Returns:
+        The file's bytes.
+
+    Raises:
+        ValueError: what is no dense, packed tensor.
+        RuntimeError: tensors that share memory, or have none of their own.
+        TypeError: names or metadata that are not text.
+    """
     check_tensors(tensors, metadata)
     rows, owners = make_rows(tensors)
     result = serialize(None, rows, metadata)
@@ -196,7 +251,7 @@ def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> byt
 
 
 def save_model(
-    model: Any,
+    model: Module,
     filename: Path,
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
@@ -206,8 +261,18 @@ def save_model(
     """Save a module's parameters and buffers, each shared tensor once.
 
     Of names that are the same memory one is saved, the others go to the metadata ({left out:
-    kept}); load_model ties them again. force_contiguous: pack tensors that are not, else they are
-    a ValueError.
+    kept}); load_model ties them again.
+
+    Args:
+        model: a torch module.
+        filename: where the file comes to.
+        metadata: text only.
+        force_contiguous: pack tensors that are not; else they are a ValueError.
+        durable: wait until file and folder are on the device.
+
+    Raises:
+        RuntimeError: tensors that share memory of which none holds all; others as in save_file.
+        SafetensorError: what the system refuses; it is an OSError of its kind as well.
     """
     state = model.state_dict()
     tied = find_tied(state)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""help() says of every public function what goes in, what comes out and what is raised."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+MODULES = ("", ".torch", ".numpy", ".fast_loading", ".distributed", ".integrations")
+
+
+def _functions(torch):
+    """Public functions of the library; those of 0.5 are described by its own documents."""
+    for name in MODULES:
+        module = importlib.import_module(f"fastsafetensors{name}")
+        for public in module.__all__:
+            thing = getattr(module, public)
+            if inspect.isfunction(thing) and ".v05." not in thing.__module__:
+                yield thing
+
+
+def _section(text, title):
+    found = re.search(rf"^{title}:\n((?: .*\n|\n)+)", text + "\n", re.M)
+    return found[1] if found else ""
+
+
+def test_arguments_results_and_errors(torch):
+    from fastsafetensors.torch import storage_ptr, storage_size
+
+    plain = {storage_ptr, storage_size, importlib.import_module(
+        "fastsafetensors.fast_loading").is_fastsafetensors_available}
+    seen = 0
+    for function in _functions(torch):
+        text = inspect.getdoc(function)
+        signature = inspect.signature(function)
+        if function in plain or function.__module__.endswith("_rank_parts"):
+            continue
+        told = re.findall(r"^    (\w+): ", _section(text, "Args"), re.M)
+        assert told == list(signature.parameters), function
+        returns = signature.return_annotation not in (None, "None", inspect.Signature.empty)
+        assert returns == bool(_section(text, "Returns")), function
+        saves_like = "errors and promises are" in text.partition("Args:")[0]
+        assert _section(text, "Raises") or saves_like, function
+        seen += 1
+    assert seen > 20
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_public_is_listed(module, torch):
+    found = importlib.import_module(f"fastsafetensors{module}")
+    assert set(found.__all__) <= set(dir(found))
+    assert all(getattr(found, name) is not None for name in found.__all__)
+
+
+def test_what_is_true_of_views(torch, tmp_path):
+    """The two places that say what a load to the CPU gives agree with what it gives."""
+    from conftest import ROOT
+
+    from fastsafetensors import _core
+    from fastsafetensors.torch import load_file, save_file
+
+    words = "whatever the page cache holds"
+    assert words in inspect.getdoc(load_file)
+    assert words in " ".join((ROOT / "docs/python.md").read_text().split())
+    save_file({"a": torch.zeros(1 << 20)}, tmp_path / "m.st")
+    for mode, got in (("auto", "map"), ("load", "load")):
+        assert _core.Model(tmp_path / "m.st").load(mode=mode).stats()["mode"] == got
