@@ -33,6 +33,8 @@ int cli_code_of(fst_status status);
 /// Says a failure of our own, which has `kind` for programs ("NoMatch"); returns `code`.
 __attribute__((format(printf, 3, 4))) int cli_refuse(int code, const char *kind, const char *format,
                                                      ...);
+/// A dtype was asked for that no tensor becomes, or all have: no mistake, but worth a word.
+void cli_say_unconverted(fst_dtype dtype);
 /// Out of memory: EXIT_UNREADABLE.
 int cli_no_memory(void);
 /// A failed system call on `path`, by errno: EXIT_UNREADABLE.

@@ -188,6 +188,8 @@ static int load_once(fst_model *model, load_request *request) {
     if (status != FST_OK) return fail_load(&error);
     if (stats.tensor_count == 0 && request->options.glob_count > 0)
         return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+    if (request->options.convert && stats.bytes_converted == 0 && stats.bytes_requested > 0)
+        cli_say_unconverted(request->options.dtype);
     (cli_wants_json() ? print_json : print_stats)(&stats, seconds);
     return EXIT_GOOD;
 }

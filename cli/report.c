@@ -88,3 +88,11 @@ int cli_usage(const char *command, const char *format, ...) {
                 command == NULL ? "" : " ");
     return EXIT_USAGE;
 }
+
+void cli_say_unconverted(fst_dtype dtype) {
+    if (wants_json) return; // counters tell
+    fprintf(stderr,
+            "fastsafetensors: nothing is converted: no tensor has a dtype that becomes %s "
+            "(floats become floats, integers wider ones)\n",
+            fst_dtype_name(dtype));
+}

@@ -309,15 +309,6 @@ static size_t count_converted(const rewrite_job *job) {
     return converted;
 }
 
-/// Asked for a dtype that no tensor can become, or all have: no mistake, but worth a word.
-static void say_unconverted(const rewrite_job *job) {
-    if (job->plan->convert && count_converted(job) == 0 && !cli_wants_json())
-        fprintf(stderr,
-                "fastsafetensors: nothing is converted: no tensor has a dtype that becomes %s "
-                "(floats do, integers only wider ones)\n",
-                fst_dtype_name(job->plan->dtype));
-}
-
 static int cut_outputs(rewrite_job *job) {
     size_t count = job->count;
     place *places = calloc(count + 1, sizeof *places);
@@ -532,7 +523,8 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_GOOD) code = fill_metadata(&job);
     if (code == EXIT_GOOD) code = assign_files(&job);
     if (code == EXIT_GOOD) code = cut_outputs(&job);
-    if (code == EXIT_GOOD) say_unconverted(&job);
+    if (code == EXIT_GOOD && plan->convert && count_converted(&job) == 0)
+        cli_say_unconverted(plan->dtype);
     if (code == EXIT_GOOD && plan->dry_run)
         say_plan(&job);
     else if (code == EXIT_GOOD)

@@ -294,6 +294,10 @@ def test_a_conversion_of_nothing_says_so(run, tmp_path, torch):
         assert "nothing is converted" in err and "F32" in err
         _, err = run("convert", "--dtype", "F16", *words, tmp_path / "m", tmp_path / "out")
         assert err == ""
+    for dtype, said in (("F32", True), ("I8", True), ("F16", False)):
+        for more in ([], ["--budget", "16M"]):
+            _, err = run("load", "--dtype", dtype, *more, tmp_path / "m")
+            assert ("nothing is converted" in err) == said, (dtype, err)
     out, _ = run("convert", "--json", "--dtype", "F32", tmp_path / "m", tmp_path / "out")
     assert json.loads(out)["converted"] == 0
     torch.save({"a": torch.ones(3)}, tmp_path / "t.bin")
@@ -485,6 +489,11 @@ def test_rescue(run, tmp_path, torch):
     assert sorted(loaded) == ["t0", "t1", "t2"] and torch.equal(loaded["t2"], tensors["t2"])
     _, err = run("rescue", tmp_path / "cut", tmp_path / "cut", code=3)
     assert "its own place" in err and len((tmp_path / "cut").read_bytes()) == len(raw) - 12000
+    _, err = run("verify", tmp_path / "cut", code=1)
+    assert "'fastsafetensors rescue' writes these" in err
+    (tmp_path / "cut").write_bytes(raw[:700])
+    _, err = run("verify", tmp_path / "cut", code=1)
+    assert "0 of 5 tensors are whole" in err and "writes these" not in err
     (tmp_path / "cut").write_bytes(raw[:40])
     run("rescue", tmp_path / "cut", tmp_path / "none", code=1)
     assert not (tmp_path / "none").exists()

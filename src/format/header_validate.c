@@ -93,10 +93,11 @@ fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rul
                               " bytes, the file holds %" PRIu64 " bytes of data",
                               covered, data_bytes);
     if (rules->cut) return FST_OK;
+    size_t whole_count = fsti_header_whole_count(header, data_bytes);
     return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, place,
                           "MetadataIncompleteBuffer: the file is cut off: %" PRIu64 " of %" PRIu64
-                          " bytes are missing, %zu of %zu tensors are whole "
-                          "('fastsafetensors rescue' writes these)",
-                          covered - data_bytes, header->data_begin + covered,
-                          fsti_header_whole_count(header, data_bytes), header->tensor_count);
+                          " bytes are missing, %zu of %zu tensors are whole%s",
+                          covered - data_bytes, header->data_begin + covered, whole_count,
+                          header->tensor_count,
+                          whole_count > 0 ? " ('fastsafetensors rescue' writes these)" : "");
 }
