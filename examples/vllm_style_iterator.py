@@ -16,7 +16,7 @@ import tempfile
 
 import torch
 
-from fastsafetensors import ParallelLoader, SingleGroup
+from fastsafetensors import ParallelLoader, SafetensorError, SingleGroup, safe_open
 
 
 def weights(files, group, device, nogds=False):
@@ -60,18 +60,17 @@ def fill(model, iterator):
 def list_files(folder):
     """Return the files of a model: all that its index names, or all that there are; or exit.
 
-    An iterator over files can't know that one of a set is missing.
+    An iterator over files can't know that one of a set is missing: opening the folder tells.
     """
-    indexes = sorted(folder.glob("*.safetensors.index.json"))
-    names = set()
-    for index in indexes:
-        names |= set(json.loads(index.read_text())["weight_map"].values())
-    files = sorted(folder / name for name in names) or sorted(folder.glob("*.safetensors"))
-    missing = [path.name for path in files if not path.exists()]
-    if missing or not files:
-        what = f"without {', '.join(missing)}" if missing else "no *.safetensors file"
-        print(f"{folder}: {what}", file=sys.stderr)
+    try:
+        with safe_open(folder, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        print(error, file=sys.stderr)
         sys.exit(2)
+    names = {name for index in folder.glob("*.safetensors.index.json")
+             for name in json.loads(index.read_text())["weight_map"].values()}
+    files = sorted(folder / name for name in names) or sorted(folder.glob("*.safetensors"))
     return [str(path) for path in files]
 
 

@@ -98,11 +98,13 @@ def draw(document: dict[str, Any], theme: str) -> str:
         body += bars
         top += height
     machine = document["machine"]
-    notes = (f"Seconds, shorter is better; the first {len(SCENARIOS)} groups until every tensor "
-             "owns its memory; medians of processes of their own. "
-             f"{machine['processors']} processors ({machine['processor']}), "
-             f"{machine['memory']}, one virtual disk.")
-    body.append(f'<text x="0" y="{top + 10}" class="faint small">{escape(notes)}</text>')
+    notes = [f"Seconds, shorter is better; the first {len(SCENARIOS)} groups until every tensor "
+             "owns its memory; medians of processes of their own.",
+             f"{machine['processors']} processors ({machine['processor']}), {machine['memory']}, "
+             "one virtual disk."]
+    for note in notes:
+        body.append(f'<text x="0" y="{top + 10}" class="faint small">{escape(note)}</text>')
+        top += 14
     style = (f"text{{font:12px system-ui,-apple-system,'Segoe UI',sans-serif;fill:"
              f"{colours['text']}}}.title{{font-weight:600;font-size:13px}}.mine{{font-weight:600}}"
              f".faint{{fill:{colours['faint']}}}.small{{font-size:10.5px}}")

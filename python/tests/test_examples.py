@@ -45,8 +45,13 @@ def test_iterator_refuses_what_is_not_all_there(sharded, tmp_path, torch):
     folder = tmp_path / "set"
     shutil.copytree(sharded[0], folder)
     next(folder.glob("*-00002-of-*")).unlink()
-    for path, words in ((folder, "without model-00002-of-00003.safetensors"),
-                        (tmp_path / "none", "no *.safetensors file")):
+    bare = tmp_path / "bare"  # without the index that would name it
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("*.json"))
+    (tmp_path / "empty").mkdir()
+    for path, words in ((folder, "is missing (model-00002-of-00003.safetensors)"),
+                        (bare, "1 is missing: number 00002"),
+                        (tmp_path / "empty", "no *.safetensors file"),
+                        (tmp_path / "none", "No such file")):
         done = subprocess.run([sys.executable, EXAMPLES / "vllm_style_iterator.py", path],
                               capture_output=True, text=True)
         assert done.returncode == 2 and words in done.stderr, done.stderr

@@ -84,10 +84,9 @@ static fst_status name_missing_shards(const model_paths *paths, const char *fold
     place.file = folder;
     return fsti_error_set(error, FST_E_NOT_FOUND, place,
                           "the folder has no index, and of the %" PRIu64
-                          " files %.*s..-of-%0*" PRIu64 ENDING " %" PRIu64
-                          " are missing: number %s",
+                          " files %.*s..-of-%0*" PRIu64 ENDING " %" PRIu64 " %s missing: number %s",
                           shard->count, (int)(shard->prefix_size - (size_t)(base - path)), base,
-                          shard->digits, shard->count, missing, list);
+                          shard->digits, shard->count, missing, missing == 1 ? "is" : "are", list);
 }
 
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error) {
@@ -118,8 +117,8 @@ fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, 
     place.file = paths->index_path;
     place.os_errno = ENOENT;
     return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                          "%zu of the %zu files that the index names are missing (%s)", missing,
-                          paths->count, list);
+                          "%zu of the %zu files that the index names %s missing (%s)", missing,
+                          paths->count, missing == 1 ? "is" : "are", list);
 }
 
 // ---- a set that is replaced while it is opened ----
