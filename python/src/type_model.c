@@ -103,6 +103,7 @@ static open_call *make_open(PyObject *paths, uint32_t flags, int is_single) {
     Py_DECREF(encoded);
     if (open == NULL) return NULL;
     open->call = (waited_call){.run = run_open, .discard = discard_open};
+    open->call.is_quick = count == 1 && fstpy_path_is_at_hand(open->paths[0]);
     open->options = (fst_open_options){.struct_size = sizeof open->options, .flags = flags};
     open->is_single = is_single;
     open->path_count = count;

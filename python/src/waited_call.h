@@ -15,7 +15,13 @@ typedef struct waited_call {
     pthread_mutex_t lock; ///< of what follows
     pthread_cond_t finished;
     int is_done, is_abandoned;
+    int is_quick; ///< set by whoever makes the call: it waits for nobody, so it needs no thread
 } waited_call;
+
+/// Whether a file can be opened and its header be read without waiting for anybody: it lies on a
+/// disk of this machine, and the kernel holds its name and its first page. (A thread costs more
+/// than opening such a file does.)
+int fstpy_path_is_at_hand(const char *path);
 
 /// Runs the call: in the process's main thread, the one that Python's signal handlers run in, by a
 /// thread that it waits for; in any other, at once. 0 with the exception of a signal handler: the
