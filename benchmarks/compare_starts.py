@@ -5,19 +5,25 @@
     make bench GRID=1 [BENCH_ARGS="--rounds 5 --places disk,tmpfs --peer NAME=FOLDER"]
 
 Each cell drops the files from the page cache and then starts three times, and once more with half
-of each file cached. A start is a process of its own, forked after imports, so that what is timed is
-from the call to the last byte read. Contenders take turns in every round; medians are reported.
-A peer is a folder made by `pip install --target FOLDER --no-deps PACKAGE`, named safetensors-rc,
-runai or fastsafetensors-0.5. No memory is warmed beforehand: what a virtual machine takes for
-fresh pages is part of what users wait for.
+of each file cached. A start is a process of its own, and what is timed is from the call to the last
+byte read. Where that takes long the process is forked after imports; single tensors and headers are
+read by new processes, since a fork pays for every page that it writes to. Contenders take turns in
+every round; medians are reported. A peer is a folder made by `pip install --target FOLDER --no-deps
+PACKAGE`, named safetensors-rc, runai or fastsafetensors-0.5. No memory is warmed beforehand (what a
+virtual machine takes for fresh pages is part of what users wait for), but in the place "warm
+memory". The place "fuse" wants bindfs, "512 MiB" a group of the memory controller that may be made,
+and the limit "fio" fio.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import pathlib
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,7 +34,8 @@ STRANGER = 65534
 MODELS = ("25 MB", "1 GiB", "20,000 tensors", "4 shards")
 WAYS = ("views", "owned", "three tensors", "header only")
 STARTS = ("first", "second", "third", "half")
-PLACES = ("disk", "readahead 128K", "tmpfs", "stranger")
+PLACES = ("disk", "warm memory", "readahead 128K", "tmpfs", "fuse", "stranger", "512 MiB")
+GROUP_ROOTS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 
 
 # ---- contenders: each function loads and reads every byte that it asked for ----
@@ -114,6 +121,17 @@ def run_plain(way: str, paths: list[str], names: list[str]) -> int:
     return total
 
 
+def run_fio(way: str, paths: list[str], names: list[str]) -> float:
+    """The disk's limit: large direct reads, many in flight. Returns fio's own seconds."""
+    command = ["fio", "--output-format=json", "--rw=read", "--bs=1M", "--iodepth=16", "--direct=1",
+               "--ioengine=io_uring", "--readonly"]
+    for path in paths:
+        command += [f"--name={os.path.basename(path)}", "--stonewall", f"--filename={path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    jobs = json.loads(done.stdout)["jobs"]
+    return sum(job["read"]["runtime"] for job in jobs) / 1000
+
+
 CONTENDERS = {
     "ours": (run_ours, WAYS),
     "safetensors": (run_safetensors, WAYS),
@@ -121,25 +139,40 @@ CONTENDERS = {
     "runai": (run_runai, ("owned",)),
     "fastsafetensors-0.5": (run_fastsafetensors, ("owned",)),
     "plain read": (run_plain, ("owned",)),
+    "fio": (run_fio, ("owned",)),
 }
+SMALL_WAYS = ("three tensors", "header only")
 
 
-def start_child(order: dict[str, Any], run: Any) -> dict[str, Any]:
-    """One start in a process of its own: seconds, or what stopped it."""
+def run_start(name: str, order: dict[str, Any]) -> dict[str, Any]:
+    """A start in this process: seconds, or what stopped it."""
+    try:
+        if order["group"]:
+            pathlib.Path(order["group"], "cgroup.procs").write_text(str(os.getpid()))
+        if order["stranger"]:
+            os.setgroups([])
+            os.setgid(STRANGER)
+            os.setuid(STRANGER)
+        begin = time.perf_counter()
+        told = CONTENDERS[name][0](order["way"], order["paths"], order["names"])
+        return {"seconds": told if isinstance(told, float) else time.perf_counter() - begin}
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the report says it
+        return {"error": f"{type(error).__name__}: {error}"[:200]}
+
+
+def start_fresh(name: str, order: dict[str, Any]) -> dict[str, Any]:
+    """One start by a new interpreter."""
+    command = [sys.executable, os.path.abspath(__file__), "--start", name]
+    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True)
+    return json.loads(done.stdout) if done.stdout else {"error": done.stderr[-200:]}
+
+
+def start_child(name: str, order: dict[str, Any]) -> dict[str, Any]:
+    """One start by a fork of this process."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        try:
-            if order["stranger"]:
-                os.setgroups([])
-                os.setgid(STRANGER)
-                os.setuid(STRANGER)
-            begin = time.perf_counter()
-            run(order["way"], order["paths"], order["names"])
-            result = {"seconds": time.perf_counter() - begin}
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the report says it
-            result = {"error": f"{type(error).__name__}: {error}"[:200]}
-        os.write(write_end, json.dumps(result).encode())
+        os.write(write_end, json.dumps(run_start(name, order)).encode())
         os._exit(0)
     os.close(write_end)
     text = b""
@@ -147,11 +180,11 @@ def start_child(order: dict[str, Any], run: Any) -> dict[str, Any]:
         text += part
     os.close(read_end)
     _, status = os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"ended by status {status}"}
+    return json.loads(text) if text else {"error": f"ended by signal {os.WTERMSIG(status)}"}
 
 
-def serve(name: str) -> None:
-    """Import once, then start what stdin asks for."""
+def import_package(name: str) -> None:
+    """What a program imports before it loads."""
     import torch
 
     torch.set_num_threads(1)
@@ -163,9 +196,16 @@ def serve(name: str) -> None:
         import runai_model_streamer  # noqa: F401
     elif name == "fastsafetensors-0.5":
         import fastsafetensors  # noqa: F401
+
+
+def serve(name: str) -> None:
+    """Import once, then start what stdin asks for."""
+    import_package(name)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(start_child(json.loads(line), CONTENDERS[name][0])), flush=True)
+        order = json.loads(line)
+        start = start_fresh if order["way"] in SMALL_WAYS else start_child
+        print(json.dumps(start(name, order)), flush=True)
 
 
 # ---- the other side: files, places, rounds ----
@@ -209,6 +249,65 @@ def evict(paths: list[str], half: bool) -> None:
         os.close(descriptor)
 
 
+def warm_memory(size: int) -> None:
+    """Have so much memory in the kernel's hands that was in use a moment ago."""
+    block = mmap.mmap(-1, size + (64 << 20))
+    block.madvise(mmap.MADV_HUGEPAGE)
+    for at in range(0, len(block), 4096):
+        block[at] = 1
+    block.close()
+
+
+class Place:
+    """Where a cell's files are read, and what is set up for that."""
+
+    def __init__(self, name: str, folder: pathlib.Path) -> None:
+        """The place's folder is `folder`, seen through it."""
+        self.name, self.folder, self.group = name, folder, ""
+
+    def __enter__(self) -> Place:
+        """Set it up; RuntimeError says what stops it."""
+        if self.name in ("readahead 128K", "stranger", "512 MiB") and os.geteuid() != 0:
+            raise RuntimeError("it needs root")
+        if self.name == "tmpfs":
+            self.folder = pathlib.Path("/dev/shm/fst-grid")
+        self.models = make_models(self.folder)
+        if self.name == "fuse":
+            if shutil.which("bindfs") is None:
+                raise RuntimeError("bindfs is not installed")
+            mount = self.folder.parent / "grid-fuse"
+            mount.mkdir(exist_ok=True)
+            subprocess.run(["bindfs", str(self.folder), str(mount)], check=True)
+            self.models = {model: [str(mount / pathlib.Path(path).name) for path in paths]
+                           for model, paths in self.models.items()}
+        if self.name == "512 MiB":
+            self.group = make_group(512 << 20)
+        self.readahead = Readahead(self.folder, 128 if self.name == "readahead 128K" else None)
+        self.readahead.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take it away."""
+        self.readahead.__exit__()
+        if self.name == "fuse":
+            subprocess.run(["fusermount3", "-u", str(self.folder.parent / "grid-fuse")])
+        if self.group:
+            os.rmdir(self.group)
+
+
+def make_group(limit: int) -> str:
+    """A control group whose processes and page cache take so many bytes at most."""
+    for root, file in zip(GROUP_ROOTS, ("memory.limit_in_bytes", "memory.max"), strict=True):
+        group = pathlib.Path(root, "fst-grid")
+        try:
+            group.mkdir(exist_ok=True)
+            (group / file).write_text(str(limit))
+            return str(group)
+        except OSError:
+            continue
+    raise RuntimeError("no group of the memory controller can be made")
+
+
 class Readahead:
     """The device's readahead window, set for a while where that is allowed."""
 
@@ -238,7 +337,10 @@ def open_servers(peers: dict[str, str]) -> dict[str, subprocess.Popen[str]]:
         environment = dict(os.environ)
         if name in peers:
             environment["PYTHONPATH"] = peers[name]
-        elif name not in ("ours", "safetensors", "plain read"):
+        elif name == "fio" and shutil.which("fio") is None:
+            print("without fio: it is not installed")
+            continue
+        elif name not in ("ours", "safetensors", "plain read", "fio"):
             print(f"without {name}: no --peer {name}=FOLDER")
             continue
         server = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--serve", name],
@@ -270,6 +372,8 @@ def measure_cell(servers: dict[str, Any], order: dict[str, Any], rounds: int,
             for start in STARTS if evicts else STARTS[:3]:
                 if evicts and start in ("first", "half"):
                     evict(order["paths"], start == "half")
+                if order["warm"]:
+                    warm_memory(sum(os.path.getsize(path) for path in order["paths"]) * 2)
                 result = ask(servers[name], order)
                 seconds[name][start].append(result.get("seconds", result.get("error")))
     return {name: {start: summarise(values) for start, values in starts.items() if values}
@@ -303,31 +407,34 @@ def write_report(cells: list[dict[str, Any]], notes: list[str], path: pathlib.Pa
     path.write_text("\n".join(lines))
 
 
+def run_place(place: Place, servers: dict[str, Any], options: argparse.Namespace
+              ) -> list[dict[str, Any]]:
+    """All cells of a place, told as they come."""
+    cells = []
+    for model in options.models.split(";"):
+        paths = place.models[model]
+        for way in options.ways.split(","):
+            order = {"way": way, "paths": paths, "names": names_of_three(paths[0]),
+                     "stranger": place.name == "stranger", "group": place.group,
+                     "warm": place.name == "warm memory"}
+            seconds = measure_cell(servers, order, options.rounds, place.name != "tmpfs")
+            cells.append({"place": place.name, "model": model, "way": way, "seconds": seconds})
+            print(json.dumps(cells[-1]), flush=True)
+    return cells
+
+
 def run_grid(options: argparse.Namespace) -> None:
     """All cells that can be had; the rest with what stops it."""
-    peers = dict(text.split("=", 1) for text in options.peer)
-    servers = open_servers(peers)
-    folders = {place: pathlib.Path(options.folder) for place in PLACES}
-    folders["tmpfs"] = pathlib.Path("/dev/shm/fst-grid")
+    servers = open_servers(dict(text.split("=", 1) for text in options.peer))
     notes = ["Seconds from the call to the last byte read, median [least-most] of "
-             f"{options.rounds} rounds, contenders in turns, no memory warmed beforehand, "
-             f"{os.cpu_count()} processors."]
+             f"{options.rounds} rounds, contenders in turns, {os.cpu_count()} processors."]
     cells = []
-    for place in options.places.split(","):
-        if place in ("readahead 128K", "stranger") and os.geteuid() != 0:
-            notes.append(f"Not had: {place} needs root.")
-            continue
-        models = make_models(folders[place])
-        with Readahead(folders[place], 128 if place == "readahead 128K" else None):
-            for model in options.models.split(";"):
-                names = names_of_three(models[model][0])
-                for way in options.ways.split(","):
-                    order = {"way": way, "paths": models[model], "names": names,
-                             "stranger": place == "stranger"}
-                    seconds = measure_cell(servers, order, options.rounds, place != "tmpfs")
-                    cells.append({"place": place, "model": model, "way": way, "seconds": seconds})
-                    print(json.dumps(cells[-1]), flush=True)
-    notes.append("Not had: a cgroup of 512 MiB and a FUSE file system are the machine's to give.")
+    for name in options.places.split(","):
+        try:
+            with Place(name, pathlib.Path(options.folder)) as place:
+                cells += run_place(place, servers, options)
+        except RuntimeError as error:
+            notes.append(f"Not had: {name}: {error}.")
     if options.report:
         write_report(cells, notes, pathlib.Path(options.report))
     if options.json:
@@ -338,10 +445,18 @@ def run_grid(options: argparse.Namespace) -> None:
         server.wait()
 
 
+def start_once(name: str) -> None:
+    """One start, as stdin asks for it."""
+    order = json.load(sys.stdin)
+    import_package(name)
+    print(json.dumps(run_start(name, order)))
+
+
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--start", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="build/grid", help="where models are made")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--places", default=",".join(PLACES))
@@ -353,7 +468,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
+    elif options.start:
+        start_once(options.start)
     else:
+        # What was set up is taken away whatever ends the program.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         run_grid(options)
 
 
