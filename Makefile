@@ -127,8 +127,14 @@ dist: $(VENV)/.dist-ready ## sdist and manylinux_2_28 wheels for x86-64 and aarc
 docs: $(VENV)/.docs-ready $(VENV)/.package-ready ## the documents as a site, into build/site
 	@$(BIN)/python tools/make_docs.py
 
-bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1, GRID=1
+ifdef GPU
+bench: all # loads to a GPU against a bus that is simulated
+	@mkdir -p build/bench
+	@LD_LIBRARY_PATH=$(RELEASE)/tests/fakes $(RELEASE)/bench/gpu_simulated build/bench $(BENCH_ARGS)
+else
+bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1, GRID=1, GPU=1
 	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,$(if $(GRID),compare_starts,compare_loads))).py $(BENCH_ARGS)
+endif
 
 fuzz: $(VENV)/.build-ready ## every fuzz target for SECONDS=60 (clang)
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)

@@ -147,10 +147,11 @@ typedef struct fst_load_options {
     int no_sigbus_guard;
     /// Where tensors go; all zero: the CPU. On a GPU, `allocator` gives memory of that device, and
     /// FST_MODE_MAP is FST_E_ARGUMENT. Tensors that are handed out may be used on any stream at
-    /// once: their copies and conversions are over.
+    /// once: their copies and conversions are over. Those of 16 bytes or more are aligned to 16.
     fst_device device;
-    /// A stream of the device's driver (its handle; 1 is CUDA's default stream), or 0: nothing is
-    /// written before what is queued on it now is done. For memory that work of the caller's may
+    /// A stream of the device's driver (its handle; 1: the default stream, of HIP as well), or 0:
+    /// nothing is written before what is queued on it now is done, and to memory that `allocator`
+    /// gives not before what was queued when it came. For memory that work of the caller's may
     /// still use: destinations, and allocators that reuse memory in the order of a stream.
     uintptr_t stream;
     fst_gds gds;

@@ -262,7 +262,9 @@ fst_status fsti_ring_fetch(fsti_ring *ring, uint32_t slot_index, const void *sou
 static int spin_for(const fsti_gpu_api *api, void *event) {
     uint64_t end_ns = fsti_now_ns() + SPIN_NS;
     int code = api->event_query(event);
-    while (code == GPU_NOT_READY && fsti_now_ns() < end_ns) code = api->event_query(event);
+    while (code == GPU_NOT_READY && fsti_now_ns() < end_ns) {
+        code = api->event_query(event);
+    }
     return code;
 }
 

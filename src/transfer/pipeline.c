@@ -36,8 +36,11 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
 static fst_status choose_routes(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     const fsti_plan *plan = job->plan;
+    // Slots are filled by read calls: of a mapping every chunk's pages have to be found and given
+    // back, while other threads do the same (docs/gpu.md has the figures).
+    bool to_slots = pipeline->sink == &fsti_sink_device;
     fsti_route_wish wish = {.engine = job->engine,
-                            .guard_allowed = job->guard_allowed,
+                            .guard_allowed = job->guard_allowed && !to_slots,
                             .keeps_cache = job->keeps_cache,
                             .is_small = is_small(job)};
     for (size_t i = 0; i < plan->extent_count; i++) {
