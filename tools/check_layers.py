@@ -24,7 +24,7 @@ BELOW = {
     "model": {"base", "dtype", "format", "io", "memory"},
     "transfer": {"base", "dtype", "format", "plan", "io", "memory", "gpu"},
     "loader": {"base", "dtype", "format", "plan", "io", "memory", "gpu", "model", "transfer"},
-    "save": {"base", "dtype", "format", "io", "output", "memory", "gpu", "model"},
+    "save": {"base", "dtype", "format", "plan", "io", "output", "memory", "gpu", "model"},
     "api": {"base", "dtype", "format", "memory", "gpu", "model", "loader", "save"},
 }
 # Rooms without system calls and threads: what they may include beyond the language itself.

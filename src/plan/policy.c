@@ -10,6 +10,10 @@
 /// need some, and the program will need more.
 #define COMFORT_PERCENT 60u
 
+/// Saves below this are not worth a ring: writes through the page cache, pushed out early, take the
+/// same time.
+#define DIRECT_SAVE_BYTES_MIN ((uint64_t)64 << 20)
+
 #define THREADS_DEFAULT_MAX 16u
 /// Blocking reads need this many threads to keep a disk busy, however few the processors.
 #define BLOCKING_THREADS_MIN 4u
@@ -84,6 +88,21 @@ fsti_route fsti_policy_demote(fsti_route route, bool in_setup) {
 fsti_view_way fsti_policy_view(uint64_t extent_bytes, bool fresh_is_dear) {
     bool is_large = extent_bytes >= FSTI_POLICY_LARGE_EXTENT_BYTES;
     return is_large && !fresh_is_dear ? FSTI_VIEW_BY_HUGE_PAGES : FSTI_VIEW_BY_ADVICE;
+}
+
+fsti_route fsti_policy_save(const fsti_save_facts *facts, const char **reason) {
+    bool is_ours = facts->engine == FST_SAVE_ENGINE_AUTO;
+    *reason = NULL;
+    if (facts->engine == FST_SAVE_ENGINE_BUFFERED)
+        *reason = "buffered was asked for";
+    else if (is_ours && !facts->is_durable)
+        *reason = "the page cache is faster than the disk";
+    else if (is_ours && facts->file_bytes < DIRECT_SAVE_BYTES_MIN)
+        *reason = "the file is small";
+    bool has_ring = facts->has_ring && facts->engine != FST_SAVE_ENGINE_DIRECT;
+    fsti_route_facts route = {
+        .has_direct = facts->has_direct, .has_ring = has_ring, .keeps_cache = *reason != NULL};
+    return fsti_policy_route(&route);
 }
 
 fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Policy of loads: from what is asked and what is so to what is done, and why. Pure: the facts are
-/// gathered elsewhere, so every decision is a row of a test's table. Asked again when a route
-/// fails.
+/// Policy of loads and saves: from what is asked and what is so to what is done, and why. Pure: the
+/// facts are gathered elsewhere, so every decision is a row of a test's table. Asked again when a
+/// route fails.
 #ifndef FSTI_POLICY_H
 #define FSTI_POLICY_H
 
@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "fastsafetensors/loader.h"
+#include "fastsafetensors/writer.h"
 
 /// Memory that the processors write to, or a device's; given by us or by the caller.
 typedef struct fsti_load_facts {
@@ -59,6 +60,18 @@ typedef enum fsti_view_way {
 #define FSTI_POLICY_LARGE_EXTENT_BYTES ((uint64_t)32 << 20)
 /// `fresh_is_dear`: whole huge pages are slow to come by; small ones may lie about in use.
 fsti_view_way fsti_policy_view(uint64_t extent_bytes, bool fresh_is_dear);
+
+/// A save's facts. Asked first with both ways past the page cache taken for granted, to see whether
+/// they are worth looking for, then with what was found.
+typedef struct fsti_save_facts {
+    fst_save_engine engine;
+    bool is_durable;
+    uint64_t file_bytes;
+    bool has_direct, has_ring;
+} fsti_save_facts;
+/// *reason: in words, where the facts alone decide. A way that was asked for and is not there is
+/// the caller's to refuse.
+fsti_route fsti_policy_save(const fsti_save_facts *facts, const char **reason);
 
 typedef struct fsti_thread_facts {
     uint32_t wanted; ///< 0: by the machine

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpu/gpu.h"
+#include "plan/plan.h"
 
 #define SLOT_COUNT_MAX 8u
 /// 8 writes of 2 MiB in flight: what a disk takes at full speed, and slots that stay in the cache.
@@ -17,9 +18,6 @@
 #define GATHER_SLOT_BYTES ((uint64_t)1 << 20)
 /// A piece of the caller's memory must be worth a write of its own.
 #define SOURCE_BYTES_MIN ((uint64_t)1 << 20)
-/// Files below this are not worth a ring: writes through the page cache, pushed out early, take the
-/// same time.
-#define DIRECT_FILE_BYTES_MIN ((uint64_t)64 << 20)
 
 typedef struct stage_slot {
     fsti_io_op op;
@@ -30,7 +28,8 @@ typedef struct stage_slot {
 struct save_stage {
     fsti_output *output;
     stage_options options;
-    const fsti_io_engine *engine; ///< NULL: through the page cache
+    fsti_route route;             ///< of what comes next
+    const fsti_io_engine *engine; ///< of the route that was begun with; NULL: the page cache
     void *lane;
     int direct_fd;
     uint32_t memory_alignment;
@@ -54,40 +53,44 @@ static fst_status refuse_engine(const save_stage *stage, const char *name, const
                           reason);
 }
 
+static void explain(save_stage *stage, const char *one, const char *two) {
+    const char *comma = one[0] != '\0' && two[0] != '\0' ? ", " : "";
+    snprintf(stage->counts.reason, sizeof stage->counts.reason, "%.60s%s%.60s", one, comma, two);
+}
+
+static void take_route(save_stage *stage, fsti_route route) {
+    stage->route = route;
+    stage->engine = route == FSTI_ROUTE_RING     ? &fsti_io_engine_uring
+                    : route == FSTI_ROUTE_DIRECT ? &fsti_io_engine_direct
+                                                 : NULL;
+    stage->counts.engine = stage->engine == NULL ? "buffered" : stage->engine->name;
+}
+
 /// Past the page cache where that was asked for, or pays.
 static fst_status choose_way(save_stage *stage, fst_error *error) {
     fst_save_engine wish = stage->options.engine;
-    char reason[128] = "";
-    stage->counts.engine = "buffered";
-    if (wish == FST_SAVE_ENGINE_BUFFERED) {
-        snprintf(stage->counts.reason, sizeof stage->counts.reason, "buffered was asked for");
+    fsti_save_facts facts = {.engine = wish,
+                             .is_durable = stage->options.promise == FST_SAVE_DURABLE,
+                             .file_bytes = stage->options.file_bytes,
+                             .has_direct = true,
+                             .has_ring = true};
+    char why_direct[128] = "", why_ring[128] = "direct was asked for";
+    const char *reason;
+    take_route(stage, fsti_policy_save(&facts, &reason));
+    if (stage->engine == NULL) {
+        explain(stage, reason, "");
         return FST_OK;
     }
-    if (wish == FST_SAVE_ENGINE_AUTO && (stage->options.promise != FST_SAVE_DURABLE ||
-                                         stage->options.file_bytes < DIRECT_FILE_BYTES_MIN)) {
-        snprintf(stage->counts.reason, sizeof stage->counts.reason, "%s",
-                 stage->options.promise != FST_SAVE_DURABLE
-                     ? "the page cache is faster than the disk"
-                     : "the file is small");
-        return FST_OK;
-    }
-    stage->direct_fd = fsti_output_direct(stage->output, reason, sizeof reason);
-    if (stage->direct_fd < 0) {
-        if (wish != FST_SAVE_ENGINE_AUTO)
-            return refuse_engine(stage, wish == FST_SAVE_ENGINE_URING ? "uring" : "direct", reason,
-                                 error);
-        snprintf(stage->counts.reason, sizeof stage->counts.reason, "%.120s", reason);
-        return FST_OK;
-    }
-    stage->engine = &fsti_io_engine_uring;
-    char why_uring[128] = "direct was asked for";
-    bool usable =
-        wish != FST_SAVE_ENGINE_DIRECT && stage->engine->usable(NULL, why_uring, sizeof why_uring);
-    if (!usable && wish == FST_SAVE_ENGINE_URING)
-        return refuse_engine(stage, "uring", why_uring, error);
-    if (!usable) stage->engine = &fsti_io_engine_direct;
-    stage->counts.engine = stage->engine->name;
-    snprintf(stage->counts.reason, sizeof stage->counts.reason, "%.60s, %.60s", reason, why_uring);
+    stage->direct_fd = fsti_output_direct(stage->output, why_direct, sizeof why_direct);
+    facts.has_direct = stage->direct_fd >= 0;
+    facts.has_ring = facts.has_direct && wish != FST_SAVE_ENGINE_DIRECT &&
+                     fsti_io_engine_uring.usable(NULL, why_ring, sizeof why_ring);
+    if (!facts.has_direct && wish != FST_SAVE_ENGINE_AUTO)
+        return refuse_engine(stage, stage->engine->name, why_direct, error);
+    if (!facts.has_ring && wish == FST_SAVE_ENGINE_URING)
+        return refuse_engine(stage, "uring", why_ring, error);
+    take_route(stage, fsti_policy_save(&facts, &reason));
+    explain(stage, why_direct, facts.has_direct ? why_ring : "");
     return FST_OK;
 }
 
@@ -95,13 +98,12 @@ static fst_status choose_way(save_stage *stage, fst_error *error) {
 /// for: one write at a time through the same slots.
 static fst_status open_lane(save_stage *stage, fst_error *error) {
     bool may_fall_back =
-        stage->options.engine == FST_SAVE_ENGINE_AUTO && stage->engine != &fsti_io_engine_direct;
+        stage->options.engine == FST_SAVE_ENGINE_AUTO && stage->route == FSTI_ROUTE_RING;
     fst_status status =
         stage->engine->lane_open(SLOT_COUNT_MAX, &stage->lane, may_fall_back ? NULL : error);
     if (status == FST_OK || !may_fall_back) return status;
-    stage->engine = &fsti_io_engine_direct;
-    stage->counts.engine = stage->engine->name;
-    snprintf(stage->counts.reason, sizeof stage->counts.reason, "io_uring could not be set up");
+    take_route(stage, fsti_policy_demote(stage->route, true));
+    explain(stage, "io_uring could not be set up", "");
     return stage->engine->lane_open(SLOT_COUNT_MAX, &stage->lane, error);
 }
 
@@ -152,9 +154,14 @@ static fst_status write_buffered(save_stage *stage, const void *data, uint64_t s
 }
 
 /// A finished write. What a direct write did not do (an error, or fewer bytes) the page cache does
-/// instead; only its error is final.
+/// instead; only its error is final. After one that failed nothing more is written past the cache.
 static fst_status settle(save_stage *stage, fsti_io_op *op, fst_error *error) {
     uint64_t done = op->result < 0 ? 0 : fsti_min((uint64_t)op->result, op->size);
+    bool is_ours = stage->options.engine == FST_SAVE_ENGINE_AUTO;
+    if (op->result < 0 && is_ours && stage->route != FSTI_ROUTE_CACHE) {
+        stage->route = fsti_policy_demote(stage->route, false);
+        explain(stage, "then buffered, as a direct write failed", strerror((int)-op->result));
+    }
     stage->counts.write_count++;
     stage->counts.bytes_written += done;
     stage->counts.bytes_direct += done;
@@ -181,6 +188,7 @@ static fst_status take_slot(save_stage *stage, stage_slot **out, fst_error *erro
 
 static fst_status submit(save_stage *stage, stage_slot *slot, const char *data, uint64_t size,
                          uint64_t offset, fst_error *error) {
+    if (stage->route == FSTI_ROUTE_CACHE) return write_buffered(stage, data, size, offset, error);
     slot->op = (fsti_io_op){.is_write = true,
                             .write_fd = stage->direct_fd,
                             .offset = offset,

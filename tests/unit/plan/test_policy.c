@@ -93,6 +93,32 @@ TEST(routes)
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, false), FSTI_ROUTE_CACHE);
 }
 
+TEST(ways_of_saves)
+{
+    static const struct {
+        fsti_save_facts facts;
+        fsti_route route;
+        const char *reason;
+    } cases[] = {
+        {{FST_SAVE_ENGINE_AUTO, true, (uint64_t)64 << 20, true, true}, FSTI_ROUTE_RING, NULL},
+        {{FST_SAVE_ENGINE_AUTO, true, (uint64_t)64 << 20, true, false}, FSTI_ROUTE_DIRECT, NULL},
+        {{FST_SAVE_ENGINE_AUTO, true, (uint64_t)64 << 20, false, false}, FSTI_ROUTE_CACHE, NULL},
+        {{FST_SAVE_ENGINE_AUTO, true, ((uint64_t)64 << 20) - 1, true, true},
+         FSTI_ROUTE_CACHE,
+         "small"},
+        {{FST_SAVE_ENGINE_AUTO, false, (uint64_t)1 << 40, true, true}, FSTI_ROUTE_CACHE, "faster"},
+        {{FST_SAVE_ENGINE_BUFFERED, true, 1, true, true}, FSTI_ROUTE_CACHE, "asked for"},
+        {{FST_SAVE_ENGINE_DIRECT, false, 1, true, true}, FSTI_ROUTE_DIRECT, NULL},
+        {{FST_SAVE_ENGINE_URING, false, 1, true, true}, FSTI_ROUTE_RING, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *reason;
+        CHECK_INT(fsti_policy_save(&cases[i].facts, &reason), cases[i].route);
+        CHECK_INT(reason == NULL, cases[i].reason == NULL);
+        if (reason != NULL && cases[i].reason != NULL) CHECK_CONTAINS(reason, cases[i].reason);
+    }
+}
+
 TEST(ways_of_views)
 {
     uint64_t large = FSTI_POLICY_LARGE_EXTENT_BYTES;

@@ -137,6 +137,36 @@ TEST(short_writes_are_completed)
     }
 }
 
+/// The first write of whole slots is refused, as a driver does that wants another alignment.
+static void refuse_once(fsti_io_op *op) {
+    if (op->is_write && op->size == 2 << 20 && atomic_fetch_sub(&writes_left, 1) == 1)
+        op->result = -EINVAL;
+}
+
+TEST(a_direct_write_that_fails_is_the_last)
+{
+    uint64_t shape[] = {(uint64_t)96 << 20};
+    char *data = calloc(1, shape[0]);
+    fst_save_tensor tensor = {.name = "t",
+                              .name_size = SIZE_MAX,
+                              .dtype = FST_DTYPE_U8,
+                              .rank = 1,
+                              .shape = shape,
+                              .data = data};
+    fst_save_options options = {.struct_size = sizeof options, .promise = FST_SAVE_DURABLE};
+    fst_save_stats stats = {.struct_size = sizeof stats};
+    atomic_store(&writes_left, 1);
+    fsti_io_fault_hook_set(refuse_once);
+    fst_status status = fst_save(fixture_path("demoted"), &tensor, 1, &options, &stats, NULL);
+    fsti_io_fault_hook_set(NULL);
+    CHECK_INT(status, FST_OK);
+    unlink(fixture_path("demoted"));
+    free(data);
+    if (strcmp(stats.engine, "uring") != 0) SKIP("no ring here");
+    CHECK_CONTAINS(stats.reason, "then buffered, as a direct write failed");
+    CHECK(stats.bytes_direct <= (uint64_t)8 * (2 << 20)); // what was in flight
+}
+
 TEST(without_memory_at_any_point_nothing_is_lost)
 {
     CHECK_INT(mkdir(fixture_path("memory"), 0700), 0);
