@@ -89,31 +89,13 @@ static int check_request(const load_request *request) {
 }
 
 /// The counters of a load, by their names in JSON.
+#define COUNTER(name) {#name, offsetof(fst_load_stats, name)},
 static const struct {
     const char *name;
     size_t at;
-} counters[] = {
-    {"bytes_requested", offsetof(fst_load_stats, bytes_requested)},
-    {"bytes_read", offsetof(fst_load_stats, bytes_read)},
-    {"bytes_direct", offsetof(fst_load_stats, bytes_direct)},
-    {"bytes_mapped", offsetof(fst_load_stats, bytes_mapped)},
-    {"bytes_copied", offsetof(fst_load_stats, bytes_copied)},
-    {"bytes_converted", offsetof(fst_load_stats, bytes_converted)},
-    {"reads", offsetof(fst_load_stats, read_count)},
-    {"chunks", offsetof(fst_load_stats, chunk_count)},
-    {"chunks_resident", offsetof(fst_load_stats, chunks_resident)},
-    {"buffer_bytes", offsetof(fst_load_stats, buffer_bytes)},
-    {"buffer_bytes_peak", offsetof(fst_load_stats, buffer_bytes_peak)},
-    {"read_ns", offsetof(fst_load_stats, read_ns)},
-    {"copy_ns", offsetof(fst_load_stats, copy_ns)},
-    {"populate_ns", offsetof(fst_load_stats, populate_ns)},
-    {"device_bytes", offsetof(fst_load_stats, device_bytes)},
-    {"device_copies", offsetof(fst_load_stats, device_copies)},
-    {"device_launches", offsetof(fst_load_stats, device_launches)},
-    {"device_wait_ns", offsetof(fst_load_stats, device_wait_ns)},
-    {"gds_bytes", offsetof(fst_load_stats, gds_bytes)},
-    {"cache_bytes", offsetof(fst_load_stats, cache_bytes)},
-};
+} counters[] = {FST_LOAD_COUNTERS(COUNTER){"reads", offsetof(fst_load_stats, read_count)},
+                {"chunks", offsetof(fst_load_stats, chunk_count)}};
+#undef COUNTER
 
 static void print_json(const fst_load_stats *s, double seconds) {
     printf("{\"seconds\": %.6f, \"mode\": \"%s\", \"engine\": \"%s\", \"reason\": ", seconds,

@@ -238,6 +238,17 @@ typedef struct fst_load_stats {
     uint64_t cache_bytes;       ///< of bytes_read: by way of the page cache, where they stay
 } fst_load_stats;
 
+/// The 64-bit counters of fst_load_stats, all of them and in its order: for tables and formats that
+/// are made of them.
+// clang-format off
+#define FST_LOAD_COUNTERS(X) \
+    X(bytes_requested) X(bytes_read) X(bytes_direct) X(bytes_mapped) X(bytes_copied) \
+    X(bytes_converted) X(read_count) X(chunk_count) X(chunks_resident) X(buffer_bytes) \
+    X(buffer_bytes_peak) X(bounce_bytes) X(plan_ns) X(first_tensor_ns) X(total_ns) \
+    X(read_ns) X(copy_ns) X(wait_ns) X(populate_ns) X(device_bytes) X(device_copies) \
+    X(device_launches) X(device_wait_ns) X(gds_bytes) X(cache_bytes)
+// clang-format on
+
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,
                                                       fst_load_stats *stats, fst_error *error);
 

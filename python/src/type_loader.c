@@ -449,6 +449,34 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     return result;
 }
 
+/// The statistics, by the names of the public header.
+static PyObject *stats_dict(const fst_load_stats *stats) {
+#define COUNTER(name) {#name, offsetof(fst_load_stats, name)},
+#define ONE(name) +1
+    _Static_assert((0 FST_LOAD_COUNTERS(ONE)) * sizeof(uint64_t) ==
+                       sizeof(fst_load_stats) - offsetof(fst_load_stats, bytes_requested),
+                   "a counter of the struct is not on the list");
+#undef ONE
+    static const struct {
+        const char *name;
+        size_t at;
+    } counters[] = {FST_LOAD_COUNTERS(COUNTER)};
+#undef COUNTER
+    PyObject *result =
+        Py_BuildValue("{s:s,s:s,s:s,s:I,s:n}", "mode", stats->mode, "engine", stats->engine,
+                      "reason", stats->reason, "thread_count", (unsigned)stats->thread_count,
+                      "tensor_count", (Py_ssize_t)stats->tensor_count);
+    for (size_t i = 0; result != NULL && i < sizeof counters / sizeof *counters; i++) {
+        uint64_t value;
+        memcpy(&value, (const char *)stats + counters[i].at, sizeof value);
+        PyObject *number = PyLong_FromUnsignedLongLong(value);
+        if (number == NULL || PyDict_SetItemString(result, counters[i].name, number) != 0)
+            Py_CLEAR(result);
+        Py_XDECREF(number);
+    }
+    return result;
+}
+
 static PyObject *loader_stats(PyObject *self, PyObject *none) {
     (void)none;
     fst_loader *loader = begin_use(self);
@@ -460,19 +488,7 @@ static PyObject *loader_stats(PyObject *self, PyObject *none) {
     Py_BEGIN_ALLOW_THREADS status = fst_loader_stats_get(loader, &s, &error);
     Py_END_ALLOW_THREADS end_use(self);
     if (status != FST_OK) return fstpy_raise(state_of(self), &error);
-#define NUMBER(name) #name, (unsigned long long)s.name
-    return Py_BuildValue(
-        "{s:s,s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
-        "s:K,s:K,s:K,s:K,s:K,s:K,s:K}",
-        "mode", s.mode, "engine", s.engine, "reason", s.reason, NUMBER(thread_count),
-        NUMBER(tensor_count), NUMBER(bytes_requested), NUMBER(bytes_read), NUMBER(bytes_direct),
-        NUMBER(bytes_mapped), NUMBER(bytes_copied), NUMBER(bytes_converted), NUMBER(read_count),
-        NUMBER(chunk_count), NUMBER(chunks_resident), NUMBER(buffer_bytes),
-        NUMBER(buffer_bytes_peak), NUMBER(bounce_bytes), NUMBER(plan_ns), NUMBER(first_tensor_ns),
-        NUMBER(total_ns), NUMBER(read_ns), NUMBER(copy_ns), NUMBER(wait_ns), NUMBER(populate_ns),
-        NUMBER(device_bytes), NUMBER(device_copies), NUMBER(device_launches),
-        NUMBER(device_wait_ns), NUMBER(gds_bytes));
-#undef NUMBER
+    return stats_dict(&s);
 }
 
 static PyObject *loader_cancel(PyObject *self, PyObject *none) {

@@ -78,6 +78,18 @@ def test_one_tensor_keeps_no_more_than_its_neighbours(tmp_path, torch):
     assert live_allocation_bytes() == before
 
 
+def test_statistics_have_every_counter_of_the_header(model):
+    """One list makes the struct's fields known to Python and to the command."""
+    import re
+
+    from conftest import ROOT
+
+    header = (ROOT / "include/fastsafetensors/loader.h").read_text()
+    struct = header.partition("typedef struct fst_load_stats {")[2].partition("}")[0]
+    fields = re.findall(r"^    \w+ (\w+)(?:\[\d+\])?;", struct, re.M)
+    assert list(_core.Model(model[0]).load().stats()) == fields[1:] and "cache_bytes" in fields
+
+
 def test_path_forms(model, sharded):
     path, tensors = model
     for form in (str(path), path, os.fsencode(path)):
