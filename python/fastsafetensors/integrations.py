@@ -162,14 +162,19 @@ class _File:
             self._fallback = None
 
 
-def _wrap_open(original: Any) -> Any:
-    @functools.wraps(original, updated=())
-    def open_file(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
-        def theirs() -> Any:
-            return original(filename, framework, device, **options)
+class _Opener:
+    """What stands where the reference's safe_open stood: called, asked for, derived from."""
 
-        if not _state.depth:
-            return theirs()
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        functools.update_wrapper(self, original, updated=())
+
+    def __call__(
+        self, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any
+    ) -> Any:
+        """Open a file, our way while that is on."""
+        def theirs() -> Any:
+            return self._original(filename, framework, device, **options)
 
         def ours() -> Any:
             file = safe_open(filename, framework, device, mode=_state.mode, **options)
@@ -177,9 +182,23 @@ def _wrap_open(original: Any) -> Any:
             _state.reads += 1
             return _File(file, theirs)
 
-        return _try(ours, theirs)
+        return _try(ours, theirs) if _state.depth else theirs()
 
-    return open_file
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the original's."""
+        return getattr(self._original, name)
+
+    def __instancecheck__(self, thing: object) -> bool:
+        """Files opened here are what the original's files are."""
+        return isinstance(thing, (_File, self._original))
+
+    def __subclasscheck__(self, kind: type) -> bool:
+        """Classes derived from the original are, and our file's."""
+        return issubclass(kind, (_File, self._original))
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A class that derives from it derives from the original."""
+        return (self._original,)
 
 
 def _wrap_function(original: Any) -> Any:
@@ -210,7 +229,7 @@ def _wrap_function(original: Any) -> Any:
 def _wrapper_of(name: str, original: Any) -> Any:
     known = _state.wrappers.get(id(original))
     if known is None:
-        wrapper = _wrap_open(original) if name == "safe_open" else _wrap_function(original)
+        wrapper = _Opener(original) if name == "safe_open" else _wrap_function(original)
         known = _state.wrappers[id(original)] = (original, wrapper)
     return known[1]
 

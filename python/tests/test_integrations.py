@@ -307,3 +307,31 @@ def test_all_of_it_is_read_once():
     ahead = ReadAhead(model, {"mode": "auto"}, eager=True)
     assert all(ahead.take(i) is not None for i in range(100))
     assert model.loads == [(0, 64), (64, 36)]
+
+
+def test_the_class_is_asked_for(tmp_path, torch):
+    """isinstance, issubclass and derived classes, as before it was replaced."""
+    safetensors = pytest.importorskip("safetensors")
+    from fastsafetensors.torch import save_file
+
+    save_file({"a": torch.ones(2)}, tmp_path / "m.st")
+    original = safetensors.safe_open
+    theirs = original(tmp_path / "m.st", "pt")
+    with integrations.accelerate_from_pretrained():
+        with safetensors.safe_open(tmp_path / "m.st", "pt") as f:
+            assert isinstance(f, safetensors.safe_open) and type(f) is not original
+            assert isinstance(theirs, safetensors.safe_open)
+        assert not isinstance(3, safetensors.safe_open)
+        assert issubclass(original, safetensors.safe_open)
+        assert safetensors.safe_open.__name__ == "safe_open"
+        try:
+            derived = type("Derived", (original,), {})
+        except TypeError:  # of some versions the class can't be derived from
+            with pytest.raises(TypeError):
+                class Derived(safetensors.safe_open):
+                    pass
+        else:
+            class Derived(safetensors.safe_open):
+                pass
+            assert Derived.__mro__[1:] == derived.__mro__[1:]
+    assert safetensors.safe_open is original
