@@ -130,6 +130,31 @@ def test_pages_name_every_status_and_commands_that_there_are(command):
         assert text in known.split() or text.endswith("safetensors"), text
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_pages_name_is_there(page, command):
+    """Subcommands and their options, targets of make, and paths of the tree."""
+    def ask(*words):
+        return subprocess.run([command, "__complete", *words], capture_output=True,
+                              text=True).stdout.split()
+
+    text = page.read_text()
+    for line in re.findall(r"(?:`|^\$ |^)fastsafetensors (\w+(?![\w./])[^`\n#&|]*)", text,
+                           re.M):
+        word, *rest = line.split()
+        if word in ("COMMAND", "PATH", "help") or not word.islower():
+            continue
+        assert word in ask(""), line
+        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(rest)):
+            assert option in ask(word, "--"), line
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"[a-z][a-z0-9-]*", makefile.partition(".PHONY:")[2].split("\n")[0]))
+    for target in re.findall(r"`make ([a-z][a-z0-9-]*)", text):
+        assert target in targets, target
+    for path in re.findall(r"`((?:tools|tests|benchmarks|python|examples|src|cli|docs|bench|fuzz)/"
+                           r"[\w/.-]+\.\w+)`", text):
+        assert (ROOT / path).exists() or path == "tools/style_exceptions.txt", path
+
+
 def test_the_readme_is_true_of_gpus():
     """Until a report of a real GPU is in the tree, the first page says that there is none."""
     said = "no real GPU has run it yet" in " ".join((ROOT / "README.md").read_text().split())
