@@ -39,7 +39,11 @@ int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, siz
     fst_tensor_rename *names = calloc(count + 1, sizeof *names);
     bool *is_used = calloc(rename_count + 1, sizeof *is_used);
     *out = names;
-    int code = names == NULL || is_used == NULL ? cli_no_memory() : EXIT_GOOD;
+    if (names == NULL || is_used == NULL) {
+        free(is_used);
+        return cli_no_memory();
+    }
+    int code = EXIT_GOOD;
     for (size_t i = 0; i < count && code == EXIT_GOOD; i++) {
         fst_tensor_info info;
         char *name = NULL;

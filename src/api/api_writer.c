@@ -234,7 +234,8 @@ fst_status fst_header_edit(const char *path, const char *target, const fst_edit_
     fst_status status = FST_OK;
     if (metadata == NULL || renames == NULL)
         status = fsti_error_memory(error, own.metadata_count * sizeof *metadata);
-    if (status == FST_OK) status = copy_changes(&own, metadata, renames, error);
+    else
+        status = copy_changes(&own, metadata, renames, error);
     if (status == FST_OK) status = fsti_header_edit(path, target, &own, &full, error);
     fsti_free(metadata);
     fsti_free(renames);
