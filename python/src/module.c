@@ -31,7 +31,11 @@ static PyObject *module_keep_memory(PyObject *module, PyObject *size_object) {
 static PyObject *module_trim(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
-    return PyLong_FromUnsignedLongLong(fst_memory_trim());
+    // It waits for what a device still does with memory that was dropped.
+    PyThreadState *state = PyEval_SaveThread();
+    uint64_t bytes = fst_memory_trim();
+    PyEval_RestoreThread(state);
+    return PyLong_FromUnsignedLongLong(bytes);
 }
 
 /// More than there are.

@@ -211,6 +211,27 @@ def test_earlier_loaders_load_there(sample):
     """, sample, FAKE_GDS_MODE="1")
 
 
+def test_dropping_and_trimming_hold_nobody_up(sample):
+    """A kernel runs for ever: tensors are dropped at once, and whoever trims waits alone."""
+    run("""
+    import signal, threading
+    import fastsafetensors._core as core
+    driver = fake_gpu.library()
+    tensors = list(core.Model(path).load(device="cuda:0"))
+    signal.alarm(60)
+    driver.fake_gpu_hold(ctypes.c_void_p(0))
+    tensors.clear()
+    gc.collect()
+    trimmed = threading.Thread(target=core.trim)
+    trimmed.start()
+    trimmed.join(0.2)
+    assert trimmed.is_alive() and fake_gpu.count("allocations") >= 1
+    driver.fake_gpu_let_go()
+    trimmed.join()
+    assert fake_gpu.count("allocations") == 0 and core.live_buffers() == (0, 0)
+    """, sample)
+
+
 def test_memory_is_torchs_on_every_front(sample):
     """What torch's allocator gives is what tensors lie in, whichever front loads them."""
     run("""
