@@ -453,7 +453,7 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     snprintf(stats->mode, sizeof stats->mode, "%s", map ? "map" : "load");
     if (map) snprintf(stats->engine, sizeof stats->engine, "mapping");
     snprintf(stats->reason, sizeof stats->reason, "%s%s%.300s", loader->policy.reason,
-             map ? "" : "; ", map ? "" : engine_reason);
+             engine_reason[0] == '\0' ? "" : "; ", engine_reason);
     stats->tensor_count = loader->plan.item_count;
     stats->bytes_requested = loader->plan.bytes_requested;
     stats->plan_ns = loader->plan_ns;

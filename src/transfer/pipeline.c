@@ -340,6 +340,8 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     pthread_mutex_lock(&pipeline->lock);
     const worker_counts *counts = &pipeline->counts;
     name_engines(counts, stats->engine, sizeof stats->engine);
+    if (pipeline->sink->is_view)
+        snprintf(stats->reason, sizeof stats->reason, "%s", fsti_sink_view_explain(pipeline));
     if (plan->extent_count > 0 && !pipeline->sink->is_view) {
         uint32_t file = plan->extents[0].file;
         char ring[96] = "";

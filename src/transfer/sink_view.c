@@ -83,6 +83,15 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_roo
     return FST_OK;
 }
 
+const char *fsti_sink_view_explain(fsti_pipeline *pipeline) {
+    pthread_mutex_lock(&pipeline->advice_lock);
+    bool was_huge = pipeline->huge_end > 0, was_told = pipeline->advice_cursor > 0;
+    pthread_mutex_unlock(&pipeline->advice_lock);
+    bool is_dear = atomic_load(&pipeline->dear_count) >= DEAR_COUNT_MAX;
+    if (was_huge) return is_dear ? "in small pages, as huge ones are dear" : "in huge pages";
+    return was_told ? "in small pages" : "";
+}
+
 /// Nothing is read to views.
 static fst_status place_none(fsti_pipeline *pipeline, const sink_block *block,
                              worker_counts *counts, fst_error *error) {

@@ -374,6 +374,8 @@ TEST(views_come_in_huge_pages_unless_these_are_dear)
         if (stats[i].chunks_resident > 1) SKIP("this file system does not evict on request");
         CHECK_INT(stats[i].bytes_read, stats[i].cache_bytes);
     }
+    CHECK_CONTAINS(stats[0].reason, "; in huge pages");
+    CHECK_CONTAINS(stats[1].reason, "; in small pages, as huge ones are dear");
     // A call a huge page; or, after the two that proved dear, one for every 128 KiB.
     CHECK_INT(stats[0].read_count, stats[0].chunk_count - stats[0].chunks_resident);
     CHECK(stats[1].read_count > (COUNT - 16) * 8 && stats[1].read_count <= COUNT * 8);
