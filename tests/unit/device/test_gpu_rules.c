@@ -244,7 +244,6 @@ TEST(rings_are_kept_for_the_next_load)
     CHECK(gpu_same_load(tiny, &options, NULL));
     CHECK(gpu_same_load(large, &options, NULL));
     CHECK(gpu_same_load(tiny, &options, NULL));
-    long once = driver->get("lock_calls") - locks;
     for (int round = 0; round < 5; round++) {
         fst_loader *loaders[2];
         for (int i = 0; i < 2; i++)
@@ -252,8 +251,9 @@ TEST(rings_are_kept_for_the_next_load)
         for (int i = 0; i < 2; i++) CHECK_INT(fst_loader_wait(loaders[i], -1, NULL), FST_OK);
         for (int i = 0; i < 2; i++) fst_loader_close(loaders[i]);
     }
-    // No more than the slots of two rings, however often.
-    CHECK(driver->get("lock_calls") - locks <= 2 * once);
+    // No more than the slots of two rings, however often. (How many of them one load uses, and so
+    // locks, is a matter of time.)
+    CHECK(driver->get("lock_calls") - locks <= 2 * 32);
     CHECK(driver->get("stream_calls") - streams <= 4);
     fst_model_close(tiny);
     fst_model_close(large);
