@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <signal.h>
+#include <stdint.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -145,9 +147,19 @@ static void clear_call(waited_call *call) {
 /// The wait itself; with the GIL. 1: done; 0 with an exception.
 static int await_call(waited_call *call) {
     int is_done = 0;
+    pid_t owner = getpid();
     while (!is_done) {
         Py_BEGIN_ALLOW_THREADS is_done = wait_a_while(call);
-        Py_END_ALLOW_THREADS if (is_done || PyErr_CheckSignals() == 0) continue;
+        Py_END_ALLOW_THREADS if (is_done) break;
+        int is_raised = PyErr_CheckSignals() != 0;
+        if (getpid() != owner) { // a handler has forked: the helper is the parent's
+            if (!is_raised)
+                PyErr_SetString(PyExc_RuntimeError,
+                                "a signal handler forked the process while a model was being "
+                                "opened: open it again in the child");
+            return 0;
+        }
+        if (!is_raised) continue;
         if (abandon(call)) return 0;
         clear_call(call);
         call->discard(call);
@@ -170,7 +182,13 @@ int fstpy_path_is_at_hand(const char *path) {
     close(fd);
     fd = is_local ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
     if (fd < 0) return 0;
+    uint64_t size = 0;
     int is_there = preadv2(fd, &room, 1, 0, RWF_NOWAIT) == (ssize_t)sizeof bytes;
+    memcpy(&size, bytes, is_there ? sizeof size : 0);
+    // The header's last page, too; of what is no header this finds nothing.
+    room.iov_len = 1;
+    is_there = is_there && size > 0 && size < INT32_MAX &&
+               preadv2(fd, &room, 1, (off_t)(size + 7), RWF_NOWAIT) == 1;
     close(fd);
     return is_there;
 }

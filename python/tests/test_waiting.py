@@ -35,7 +35,7 @@ ssize_t pread(int fd, void *buffer, size_t size, off_t offset) {
 """
 
 PROGRAM = """
-import os, signal, sys, threading, time
+import json, os, signal, sys, threading, time
 import fastsafetensors, fastsafetensors.torch as fst
 from fastsafetensors import _core, safe_open, ParallelLoader, SafeTensorsFileLoader
 
@@ -92,6 +92,30 @@ def open_model():
 def open_file():
     forget()
     safe_open(path, "pt")
+
+def open_index():  # which is at hand; what it leads to is not
+    index = os.path.join(os.path.dirname(path), "m.safetensors.index.json")
+    with open(index, "w") as file:
+        json.dump({"weight_map": {f"t{i}": os.path.basename(path) for i in range(8)}}, file)
+    forget()
+    _core.Model(index)
+
+def fork_in_handler():  # the child has no helper that it could wait for
+    def fork(*_):
+        if os.fork() == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            signal.alarm(0)
+    signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    before = os.getpid()
+    forget()
+    try:
+        _core.Model(path)
+    except RuntimeError as error:
+        assert os.getpid() != before and "forked" in str(error)
+        with open(os.environ["HOLD"] + ".child", "w") as told:
+            told.write("went on")
+        os._exit(0)
 
 def start():  # what a load asks the file before it has threads of its own
     model.load(mode="load", engine="direct").wait()
@@ -153,20 +177,22 @@ def path(tmp_path_factory, torch):
 
 
 @pytest.mark.parametrize("wait", ["item", "get_tensor", "get_slice", "read_ahead", "load_file",
-                                  "parallel", "by_path", "open_model", "open_file", "start",
-                                  "small"])
+                                  "parallel", "by_path", "open_model", "open_file",
+                                  "open_index", "fork_in_handler", "start", "small"])
 def test_an_interrupt_ends_the_wait(wait, shim, path, tmp_path):
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
     environment = {**os.environ, "LD_PRELOAD": str(shim), "HOLD": str(tmp_path / "hold")}
-    if wait in ("open_model", "open_file", "start", "small"):
+    if wait in ("open_model", "open_file", "open_index", "fork_in_handler", "start", "small"):
         environment["HOLD_FROM"] = "0"
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM), path, wait],
                           env=environment, capture_output=True, text=True, timeout=100)
     if done.stdout.startswith("not interrupted"):
         pytest.skip("these reads go another way on this machine")
     assert done.stdout.split("\n")[:2] == ["in time", "alive"], done.stdout + done.stderr
+    if wait == "fork_in_handler":
+        assert (tmp_path / "hold.child").read_text() == "went on"
 
 
 def test_a_cancelled_iteration(path, torch):

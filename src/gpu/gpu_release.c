@@ -52,19 +52,22 @@ static void *run_leaving(void *argument) {
     return NULL;
 }
 
-/// A thread that nobody joins and no signal finds. False when there is none to be had.
+/// A thread that nobody joins. False when there is none to be had.
 static bool start_thread(void) {
     pthread_t thread;
-    pthread_attr_t attributes;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&thread, &attributes, run_leaving, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return started;
+    if (fsti_thread_start(&thread, run_leaving, NULL) != 0) return false;
+    pthread_detach(thread);
+    return true;
+}
+
+/// In a fork's child the thread is not there, and what it had to give back is the parent's. The
+/// lock is held.
+static void take_over(void) {
+    if (leaving.owner == getpid()) return;
+    leaving.first = NULL;
+    leaving.is_running = false;
+    leaving.owner = getpid();
+    pthread_cond_init(&leaving.done, NULL); // the parent may have waited on it
 }
 
 void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath) {
@@ -77,6 +80,7 @@ void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath) 
     parting *one = fsti_alloc(sizeof *one);
     pthread_once(&leaving_once, register_leaving);
     pthread_mutex_lock(&leaving.lock);
+    take_over();
     bool queued = one != NULL && (leaving.is_running || start_thread());
     if (queued) {
         if (leaving.first == NULL) leaving.last = &leaving.first;
@@ -84,7 +88,6 @@ void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath) 
         *leaving.last = one;
         leaving.last = &one->next;
         leaving.is_running = true;
-        leaving.owner = getpid();
     }
     pthread_mutex_unlock(&leaving.lock);
     if (queued) return;

@@ -16,11 +16,12 @@
 
 /// Below this an arena of its own would waste most of a huge page.
 #define SMALL_BUFFER_BYTES ((uint64_t)256 << 10)
-#define KEPT_COUNT_MAX 256
+#define KEPT_COUNT_MAX 1024
 
 typedef struct kept_arena {
     char *data;
     uint64_t size_bytes;
+    uint64_t promised_bytes; ///< of it, without pages as far as is known
 } kept_arena;
 
 static struct {
@@ -38,8 +39,9 @@ static uint64_t mapped_bytes(uint64_t size_bytes) {
 static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
 static void register_pool(void) { fsti_fork_lock(&pool.lock); }
 
-/// The smallest kept arena that holds `size_bytes` without wasting as much again.
-static char *take_kept(uint64_t size_bytes, uint64_t *arena_bytes) {
+/// The smallest kept arena that holds `size_bytes` without wasting as much again; data NULL: none.
+static kept_arena take_kept(uint64_t size_bytes) {
+    kept_arena taken = {0};
     pthread_mutex_lock(&pool.lock);
     size_t best = SIZE_MAX;
     for (size_t i = 0; i < pool.count; i++) {
@@ -47,40 +49,41 @@ static char *take_kept(uint64_t size_bytes, uint64_t *arena_bytes) {
         if (bytes < size_bytes || bytes / 2 > size_bytes) continue;
         if (best == SIZE_MAX || bytes < pool.arenas[best].size_bytes) best = i;
     }
-    char *data = NULL;
     if (best != SIZE_MAX) {
-        data = pool.arenas[best].data;
-        *arena_bytes = pool.arenas[best].size_bytes;
-        pool.kept_bytes -= *arena_bytes;
+        taken = pool.arenas[best];
+        pool.kept_bytes -= taken.size_bytes;
         pool.arenas[best] = pool.arenas[--pool.count];
     }
     pthread_mutex_unlock(&pool.lock);
-    return data;
+    return taken;
 }
 
-static bool keep_arena(char *data, uint64_t size_bytes) {
+static bool keep_arena(kept_arena arena) {
     pthread_mutex_lock(&pool.lock);
-    bool kept = pool.count < KEPT_COUNT_MAX &&
-                size_bytes <= pool.keep_bytes_max - fsti_min(pool.kept_bytes, pool.keep_bytes_max);
+    bool kept =
+        pool.count < KEPT_COUNT_MAX &&
+        arena.size_bytes <= pool.keep_bytes_max - fsti_min(pool.kept_bytes, pool.keep_bytes_max);
     if (kept) {
-        pool.arenas[pool.count++] = (kept_arena){data, size_bytes};
-        pool.kept_bytes += size_bytes;
+        pool.arenas[pool.count++] = arena;
+        pool.kept_bytes += arena.size_bytes;
     }
     pthread_mutex_unlock(&pool.lock);
     return kept;
 }
 
 uint64_t fsti_arena_trim(void) {
-    kept_arena arenas[KEPT_COUNT_MAX];
+    uint64_t bytes = 0;
     pthread_mutex_lock(&pool.lock);
-    uint64_t bytes = pool.kept_bytes;
-    size_t count = pool.count;
-    memcpy(arenas, pool.arenas, count * sizeof *arenas);
-    pool.count = 0;
-    pool.kept_bytes = 0;
+    while (pool.count > 0) {
+        kept_arena arena = pool.arenas[--pool.count];
+        pool.kept_bytes -= arena.size_bytes;
+        bytes += arena.size_bytes - arena.promised_bytes;
+        // Gigabytes take their time: others may load meanwhile.
+        pthread_mutex_unlock(&pool.lock);
+        munmap(arena.data, arena.size_bytes);
+        pthread_mutex_lock(&pool.lock);
+    }
     pthread_mutex_unlock(&pool.lock);
-    // Gigabytes take their time: others may load meanwhile.
-    for (size_t i = 0; i < count; i++) munmap(arenas[i].data, arenas[i].size_bytes);
     return bytes;
 }
 
@@ -95,9 +98,11 @@ void fsti_arena_keep_max(uint64_t size_bytes) {
 static void unpromise(fsti_buffer *buffer, uint64_t size_bytes);
 
 static void release_arena(fsti_buffer *buffer) {
+    kept_arena arena = {.data = buffer->data,
+                        .size_bytes = mapped_bytes(buffer->size_bytes),
+                        .promised_bytes = atomic_load(&buffer->promised_bytes)};
     unpromise(buffer, UINT64_MAX);
-    uint64_t bytes = mapped_bytes(buffer->size_bytes);
-    if (!keep_arena(buffer->data, bytes)) munmap(buffer->data, bytes);
+    if (!keep_arena(arena)) munmap(arena.data, arena.size_bytes);
 }
 
 static void release_small(fsti_buffer *buffer) { free(buffer->data); }
@@ -155,25 +160,35 @@ static fst_status check_limit(uint64_t size_bytes, fst_error *error) {
                           (unsigned long long)available);
 }
 
+/// A kept arena, if what it still lacks may be had; else nothing, or new memory.
+static fst_status find_arena(uint64_t bytes, kept_arena *out, fst_error *error) {
+    *out = take_kept(bytes);
+    if (out->data != NULL && out->promised_bytes > 0 &&
+        check_limit(out->promised_bytes, NULL) != FST_OK) {
+        munmap(out->data, out->size_bytes);
+        out->data = NULL;
+    }
+    if (out->data != NULL) return FST_OK;
+    FST_TRY(check_limit(bytes, error));
+    *out = (kept_arena){fsti_pages_map(bytes), bytes, bytes};
+    return out->data == NULL ? fsti_error_memory(error, bytes) : FST_OK;
+}
+
 fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
     pthread_once(&pool_once, register_pool);
     if (size_bytes < SMALL_BUFFER_BYTES) return small_buffer(size_bytes, out, error);
     if (size_bytes > UINT64_MAX / 2 || fsti_alloc_fails())
         return fsti_error_memory(error, size_bytes);
-    uint64_t bytes = mapped_bytes(size_bytes);
-    char *data = take_kept(bytes, &bytes);
-    bool is_fresh = data == NULL;
-    if (is_fresh) FST_TRY(check_limit(bytes, error));
-    if (is_fresh) data = fsti_pages_map(bytes);
-    if (data == NULL) return fsti_error_memory(error, size_bytes);
-    fst_status status = fsti_buffer_wrap(data, bytes, release_arena, out, error);
+    kept_arena arena;
+    FST_TRY(find_arena(mapped_bytes(size_bytes), &arena, error));
+    fst_status status = fsti_buffer_wrap(arena.data, arena.size_bytes, release_arena, out, error);
     if (status != FST_OK) {
-        munmap(data, bytes);
+        munmap(arena.data, arena.size_bytes);
         return status;
     }
-    (*out)->is_fresh = is_fresh;
-    atomic_init(&(*out)->promised_bytes, is_fresh ? bytes : 0);
-    if (is_fresh) atomic_fetch_add(&promised_bytes, bytes);
+    (*out)->is_fresh = arena.promised_bytes == arena.size_bytes;
+    atomic_init(&(*out)->promised_bytes, arena.promised_bytes);
+    atomic_fetch_add(&promised_bytes, arena.promised_bytes);
     return FST_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "memory/memory.h"
@@ -46,6 +47,7 @@ TEST(arenas_are_kept_up_to_the_limit)
     CHECK_INT(fsti_buffer_arena(8 << 20, &buffer, NULL), FST_OK);
     CHECK(buffer->is_fresh);
     char *data = buffer->data;
+    fsti_buffer_use(buffer, 8 << 20);
     fsti_buffer_unref(buffer);
     CHECK_INT(fsti_buffer_arena(30 << 20, &buffer, NULL), FST_OK); // too large for it
     CHECK(buffer->data != data && buffer->is_fresh);
@@ -56,6 +58,30 @@ TEST(arenas_are_kept_up_to_the_limit)
     CHECK_INT(fsti_arena_trim(), 8 << 20);
     CHECK_INT(fsti_arena_trim(), 0);
     fsti_arena_keep_max(0);
+}
+
+TEST(kept_memory_without_pages_is_still_to_be_had)
+{
+    fsti_buffer *buffer;
+    fsti_arena_keep_max(64 << 20);
+    CHECK_INT(fsti_buffer_arena(32 << 20, &buffer, NULL), FST_OK);
+    fsti_buffer_unref(buffer); // a load that was cancelled: nothing was written
+    char root[512], *self = strdup(fixture_file("self", "0::/job\n", 8));
+    snprintf(root, sizeof root, "%s", fixture_path("."));
+    mkdir(fixture_path("job"), 0700);
+    fixture_file("job/memory.max", "30000000\n", 9);
+    fixture_file("job/memory.current", "10000000\n", 9);
+    fsti_cgroup_fake(root, self);
+    CHECK_INT(fsti_buffer_arena(32 << 20, &buffer, NULL), FST_E_NO_MEMORY);
+    fsti_cgroup_fake(NULL, NULL);
+    free(self);
+    CHECK_INT(fsti_buffer_arena(32 << 20, &buffer, NULL), FST_OK);
+    fsti_buffer_use(buffer, 20 << 20);
+    fsti_buffer_unref(buffer);
+    CHECK_INT(fsti_arena_trim(), 20 << 20); // what there was
+    fsti_arena_keep_max(0);
+    unlink(fixture_path("job/memory.max"));
+    unlink(fixture_path("job/memory.current"));
 }
 
 /// Lowering the limit gives back what is above it.
