@@ -136,17 +136,7 @@ TEST(the_default_stream_is_followed)
     }
 }
 
-/// Loads, converts, drops and saves.
-static bool do_everything(const gpu_fake *driver, int32_t index) {
-    fst_model *model = gpu_open_model(fixture_tensors("all", 4, 3000000));
-    fst_load_options options = gpu_options_on(driver->kind, index);
-    options.convert = 1;
-    options.dtype = FST_DTYPE_F16;
-    fst_loader *loader;
-    fst_tensor *tensor;
-    bool good = fst_loader_open(model, &options, &loader, NULL) == FST_OK &&
-                fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;
-    if (!good) return false;
+static bool save_one(fst_tensor *tensor) {
     fst_tensor_view view = gpu_view_of(tensor);
     fst_save_tensor row = {.name = view.name,
                            .name_size = view.name_size,
@@ -156,11 +146,23 @@ static bool do_everything(const gpu_fake *driver, int32_t index) {
                            .data = view.data,
                            .device = view.device};
     fst_save_options save = {.struct_size = sizeof save};
-    fst_writer *writer;
-    good = fst_writer_open(fixture_path("saved"), &row, 1, &save, &writer, NULL) == FST_OK;
-    good = good && fst_writer_commit(writer, NULL) == FST_OK;
+    fst_writer *writer = NULL;
+    bool good = fst_writer_open(fixture_path("saved"), &row, 1, &save, &writer, NULL) == FST_OK &&
+                fst_writer_commit(writer, NULL) == FST_OK;
     fst_writer_close(writer);
-    good = good && gpu_same_tensor(tensor, tensor);
+    return good && gpu_same_tensor(tensor, tensor);
+}
+
+/// Loads, converts, drops and saves.
+static bool do_everything(const gpu_fake *driver, int32_t index) {
+    fst_model *model = gpu_open_model(fixture_tensors("all", 4, 3000000));
+    fst_load_options options = gpu_options_on(driver->kind, index);
+    options.convert = 1;
+    options.dtype = FST_DTYPE_F16;
+    fst_loader *loader = NULL;
+    fst_tensor *tensor = NULL;
+    bool good = fst_loader_open(model, &options, &loader, NULL) == FST_OK &&
+                fst_loader_next(loader, -1, &tensor, NULL) == FST_OK && save_one(tensor);
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
     fst_model_close(model);
