@@ -49,6 +49,13 @@ static fst_status read_through(const fsti_file *file, uint64_t begin, uint64_t e
     return result < 0 ? fsti_error_errno(error, failure, file->path, "read") : FST_OK;
 }
 
+/// The call is not to be had: an older kernel, a filter of system calls, memory that another call
+/// is at. What it would have found out, reading finds out as well.
+static bool can_read_instead(int failure) {
+    return failure == EINVAL || failure == ENOSYS || failure == EPERM || failure == EBUSY ||
+           failure == ENOMEM;
+}
+
 fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error) {
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
@@ -56,7 +63,7 @@ fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t beg
         int failure = errno;
         if (failure == EINTR || failure == EAGAIN) continue;
         FST_TRY(fsti_file_check(file, error));
-        if (failure == EINVAL) return read_through(file, begin, end, error); // an older kernel
+        if (can_read_instead(failure)) return read_through(file, begin, end, error);
         return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
     }
     return FST_OK;

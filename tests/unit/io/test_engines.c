@@ -54,6 +54,22 @@ static void read_everywhere(const fsti_io_engine *engine) {
     fsti_file_unref(file);
 }
 
+/// A mapping that can't be made present is no reason to refuse the file: its bytes come when they
+/// are touched. Here a page of it is away, which is ENOMEM.
+TEST(pages_that_can_not_be_made_present_are_read)
+{
+    fsti_file *file = open_pattern("pattern");
+    void *mapping;
+    uint64_t page = fsti_page_bytes();
+    fixture_evict(fsti_file_path(file));
+    CHECK_INT(fsti_file_map_private(file, false, &mapping, NULL), FST_OK);
+    CHECK_INT(munmap((char *)mapping + page, page), 0);
+    CHECK_INT(fsti_file_populate(file, mapping, 0, 3 * page, NULL), FST_OK);
+    CHECK_INT(fsti_file_populate(file, mapping, page, FILE_BYTES, NULL), FST_OK);
+    fsti_io_unmap(mapping, fsti_file_size(file));
+    fsti_file_unref(file);
+}
+
 TEST(pread_reads)
 {
     read_everywhere(&fsti_io_engine_pread);
