@@ -212,7 +212,7 @@ typedef struct fst_edit_options {
 /// Changes metadata and names of tensors of the file `path`, without loading a tensor. The edited
 /// file comes to `target` or, if that is NULL, takes the place of the old one; a symbolic link is
 /// followed. It is published as every save is: at every instant the old file is there or the new
-/// one, whole, and permissions are kept.
+/// one, whole, and permissions are kept: a new file gets those of the file it was made from.
 ///
 /// What that costs: where the file system shares blocks between files (btrfs, XFS, bcachefs, ZFS,
 /// NFS 4.2, ..) only the header is written, whatever the file's size: the header grows and shrinks
@@ -221,8 +221,14 @@ typedef struct fst_edit_options {
 /// tells: bytes_shared, bytes_copied, and `engine` "shared", "kernel" or "buffered".
 ///
 /// A name that no tensor has is FST_E_TENSOR_NOT_FOUND. FST_E_ARGUMENT: `path` is a set of files
-/// (edit one of them), or a tensor would change its name although an index leads to the file.
-/// FST_E_FILE_CHANGED: somebody else has replaced or written to the file meanwhile.
+/// (edit one of them), a tensor is to get two new names, or a tensor would change its name although
+/// an index leads to the file: one in the file's folder or the one above it, by any name or link.
+/// FST_E_FILE_CHANGED: somebody else has replaced or written to the file meanwhile. Edits of a file
+/// at once are told so, too, and lose nothing: they wait for each other by a lock (flock) on its
+/// folder, where that has locks and may be read; FST_E_TIMEOUT after half a minute. What is not
+/// noticed: writes through a shared mapping that the file system has not dated yet (msync() does
+/// that), and a program without that lock that replaces the file in the instant before the edit
+/// does; fst_save() of one file takes no lock.
 FST_API FST_NODISCARD fst_status fst_header_edit(const char *path, const char *target,
                                                  const fst_edit_options *options,
                                                  fst_save_stats *stats, fst_error *error);

@@ -109,7 +109,8 @@ static fst_status keep_permissions(const fsti_output *output, fst_error *error) 
     has_owner = own.st_uid == target->owner;
     has_group = has_group || own.st_gid == target->group;
     mode_t mode = narrow_mode(target->mode, has_owner, has_group);
-    if (!copy_access_list(target->path, output->fd, has_owner && has_group)) mode &= 0700;
+    const char *like = target->like != NULL ? target->like : target->path;
+    if (!copy_access_list(like, output->fd, has_owner && has_group)) mode &= 0700;
     if (fchmod(output->fd, mode) != 0)
         return fsti_error_errno(error, errno, target->path, "keeping the permissions");
     return FST_OK;
@@ -122,7 +123,7 @@ static fst_status create_file(fsti_output *output, fst_error *error) {
     if (output->hidden == NULL) return fsti_error_memory(error, strlen(target->path));
     output->fd = open_unnamed(target->folder);
     if (output->fd < 0) FST_TRY(open_hidden(output, error));
-    return target->exists ? keep_permissions(output, error) : FST_OK;
+    return target->has_rights ? keep_permissions(output, error) : FST_OK;
 }
 
 static fst_status no_space(const fsti_output *output, uint64_t available, fst_error *error) {

@@ -14,10 +14,11 @@ typedef struct fsti_output fsti_output;
 
 /// Where a path leads, and what is there now.
 typedef struct fsti_target {
-    char *folder; ///< "." where the path has none
-    char *path;   ///< folder included
-    bool exists;
-    uint32_t mode, owner, group; ///< of what exists
+    char *folder;    ///< "." where the path has none
+    char *path;      ///< folder included
+    bool has_rights; ///< the new file gets those that follow, not what the folder gives
+    uint32_t mode, owner, group;
+    const char *like; ///< whose access list it gets, not owned; NULL: what is at the path
 } fsti_target;
 
 /// `follow`: symbolic links lead on; else a link is what will be replaced, and nothing is kept of
@@ -25,6 +26,9 @@ typedef struct fsti_target {
 /// that may not be written to: replacing it would get around what its owner asked for.
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error);
 void fsti_target_clear(fsti_target *target);
+/// Where nothing is at the target yet, the new file gets the rights of the file `like`, a path that
+/// is to stay until the output is open.
+fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error);
 /// The last part of a path; points into it.
 const char *fsti_path_name(const char *path);
 

@@ -55,7 +55,7 @@ static fst_status follow_links(char **path, fst_error *error) {
 }
 
 static void note_rights(fsti_target *target, const struct stat *info) {
-    target->exists = true;
+    target->has_rights = true;
     target->mode = info->st_mode & 07777;
     target->owner = info->st_uid;
     target->group = info->st_gid;
@@ -96,6 +96,15 @@ fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst
         status = fsti_error_memory(error, strlen(path));
     if (status != FST_OK) fsti_target_clear(out);
     return status;
+}
+
+fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error) {
+    struct stat info;
+    if (target->has_rights) return FST_OK;
+    if (stat(like, &info) != 0) return fsti_error_errno(error, errno, like, "looking at the file");
+    note_rights(target, &info);
+    target->like = like;
+    return FST_OK;
 }
 
 void fsti_target_clear(fsti_target *target) {

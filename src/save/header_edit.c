@@ -32,6 +32,13 @@ static fst_status rename_tensors(header_edit *edit, const fst_edit_options *opti
         const fst_tensor_rename *rename = &options->renames[i];
         size_t index = 0;
         FST_TRY(fsti_model_find(edit->model, rename->from, rename->from_size, &index, error));
+        fst_tensor_info old;
+        fsti_model_tensor_info(edit->model, index, &old);
+        if (edit->tensors[index].name != old.name) {
+            fsti_error_place place = {
+                .file = edit->file.path, .tensor = old.name, .tensor_size = old.name_size};
+            return fsti_error_set(error, FST_E_ARGUMENT, place, "a tensor is to get two new names");
+        }
         edit->tensors[index].name = rename->to;
         edit->tensors[index].name_size = rename->to_size;
     }
@@ -129,15 +136,16 @@ fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error) 
 }
 
 /// An index tells by names which file has a tensor: renaming in one file alone would break the set.
-static fst_status check_index(const char *path, fst_error *error) {
-    fsti_target target;
-    bool is_indexed = false;
-    FST_TRY(fsti_target_find(path, true, &target, error));
-    fst_status status =
-        fsti_save_is_indexed(target.folder, fsti_path_name(target.path), &is_indexed, error);
-    fsti_target_clear(&target);
-    if (status != FST_OK || !is_indexed) return status;
-    return refuse(path,
+static fst_status check_index(const header_edit *edit, const char *path, const char *target,
+                              fst_error *error) {
+    struct stat info;
+    // The model was opened by an index: that it leads to the file is known, wherever they lie.
+    bool is_indexed = fsti_save_is_same_file(edit->file.path, target) &&
+                      !fsti_save_is_same_file(edit->file.path, path) && stat(path, &info) == 0 &&
+                      S_ISREG(info.st_mode);
+    if (!is_indexed) FST_TRY(fsti_save_is_indexed(target, &is_indexed, error));
+    if (!is_indexed) return FST_OK;
+    return refuse(target,
                   "an index of the folder leads to this file by the names of its tensors: "
                   "write the edited file to another folder",
                   error);
@@ -151,6 +159,7 @@ static fst_status write_file(const header_edit *edit, const char *target,
                              .order = FST_SAVE_ORDER_GIVEN,
                              .metadata = edit->metadata,
                              .metadata_count = edit->metadata_count,
+                             .has_metadata = edit->file.has_metadata,
                              .progress = options->progress,
                              .progress_context = options->progress_context};
     fst_writer *writer;
@@ -174,7 +183,7 @@ static fst_status edit_model(header_edit *edit, const char *path, const char *ta
         return refuse(path, "it is a set of files: edit one of them", error);
     fsti_model_file_info(edit->model, 0, &edit->file);
     if (target == NULL) target = edit->file.path;
-    if (options->rename_count > 0) FST_TRY(check_index(target, error));
+    if (options->rename_count > 0) FST_TRY(check_index(edit, path, target, error));
     FST_TRY(describe_tensors(edit, options, error));
     FST_TRY(change_metadata(edit, options, error));
     return write_file(edit, target, options, stats, error);

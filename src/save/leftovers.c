@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What killed saves left behind: hidden files that nobody will publish any more.
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -81,40 +80,31 @@ static fst_status read_text(const char *path, char **bytes, size_t *byte_count, 
     return status;
 }
 
-static fst_status read_index(used_names *used, const char *name, fst_error *error) {
+fst_status fsti_save_read_index(const char *folder, const char *name, fsti_index *out,
+                                fst_error *error) {
     char path[PATH_MAX];
     char *bytes;
     size_t byte_count;
-    int size = snprintf(path, sizeof path, "%s/%s", used->folder, name);
+    int size = snprintf(path, sizeof path, "%s/%s", folder, name);
     if (size < 0 || (size_t)size >= sizeof path)
         return fsti_error_errno(error, ENAMETOOLONG, name, "reading the index");
     FST_TRY(read_text(path, &bytes, &byte_count, error));
+    return fsti_index_parse(bytes, byte_count, path, fsti_hash_key(), out, error);
+}
+
+static fst_status add_index(void *context, const char *name, fst_error *error) {
+    used_names *used = context;
+    if (name[0] == '.' || !fsti_save_ends_with(name, ".safetensors.index.json")) return FST_OK;
     if (!fsti_array_reserve((void **)&used->indexes, &used->capacity, used->count,
-                            sizeof *used->indexes, INT32_MAX)) {
-        fsti_free(bytes);
+                            sizeof *used->indexes, INT32_MAX))
         return fsti_error_memory(error, sizeof *used->indexes);
-    }
-    return fsti_index_parse(bytes, byte_count, path, fsti_hash_key(), &used->indexes[used->count++],
-                            error);
+    fsti_index *index = &used->indexes[used->count++];
+    *index = (fsti_index){0};
+    return fsti_save_read_index(used->folder, name, index, error);
 }
 
 static fst_status read_indexes(used_names *used, fst_error *error) {
-    static const char ending[] = ".safetensors.index.json";
-    DIR *directory = opendir(used->folder);
-    if (directory == NULL)
-        return fsti_error_errno(error, errno, used->folder, "opening the folder");
-    fst_status status = FST_OK;
-    const struct dirent *entry;
-    while (status == FST_OK && (errno = 0, entry = readdir(directory)) != NULL) {
-        size_t size = strlen(entry->d_name);
-        if (entry->d_name[0] != '.' && size >= sizeof ending - 1 &&
-            strcmp(entry->d_name + size - (sizeof ending - 1), ending) == 0)
-            status = read_index(used, entry->d_name, error);
-    }
-    if (status == FST_OK && errno != 0)
-        status = fsti_error_errno(error, errno, used->folder, "listing the folder");
-    closedir(directory);
-    return status;
+    return fsti_save_visit_folder(used->folder, add_index, used, error);
 }
 
 static bool is_used(const used_names *used, const char *name) {
@@ -128,15 +118,6 @@ static bool is_used(const used_names *used, const char *name) {
 static void clear_used(used_names *used) {
     for (size_t i = 0; i < used->count; i++) fsti_index_clear(&used->indexes[i]);
     fsti_free(used->indexes);
-}
-
-fst_status fsti_save_is_indexed(const char *folder, const char *name, bool *is_indexed,
-                                fst_error *error) {
-    used_names used = {.folder = folder};
-    fst_status status = read_indexes(&used, error);
-    *is_indexed = status == FST_OK && is_used(&used, name);
-    clear_used(&used);
-    return status;
 }
 
 // ---- the next save of the same target ----

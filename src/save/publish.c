@@ -11,6 +11,7 @@
 ///                       leads to those comes into place; hidden names and old files go
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,10 +64,8 @@ typedef struct folder_scene {
     bool has_shards; ///< likewise
 } folder_scene;
 
-typedef fst_status (*entry_visit)(void *context, const char *name, fst_error *error);
-
-static fst_status visit_folder(const char *folder, entry_visit visit, void *context,
-                               fst_error *error) {
+fst_status fsti_save_visit_folder(const char *folder, save_entry_visit visit, void *context,
+                                  fst_error *error) {
     DIR *directory = opendir(folder);
     if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
     fst_status status = FST_OK;
@@ -83,7 +82,7 @@ static fst_status visit_folder(const char *folder, entry_visit visit, void *cont
     return status;
 }
 
-static bool ends_with(const char *name, const char *ending) {
+bool fsti_save_ends_with(const char *name, const char *ending) {
     size_t size = strlen(name), ending_size = strlen(ending);
     return size >= ending_size && strcmp(name + size - ending_size, ending) == 0;
 }
@@ -91,8 +90,8 @@ static bool ends_with(const char *name, const char *ending) {
 static fst_status note_model(void *context, const char *name, fst_error *error) {
     folder_scene *scene = context;
     (void)error;
-    if (name[0] != '.' &&
-        (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json")))
+    if (name[0] != '.' && (fsti_save_ends_with(name, ".safetensors") ||
+                           fsti_save_ends_with(name, ".safetensors.index.json")))
         scene->is_empty = false;
     if (fsti_save_is_shard(name, strlen(name), scene->stem)) scene->has_shards = true;
     return FST_OK;
@@ -102,7 +101,7 @@ static fst_status look_at_folder(const fst_writer *writer, folder_scene *scene, 
     struct stat info;
     *scene = (folder_scene){.stem = writer->stem, .is_empty = true};
     scene->has_index = lstat(writer->index_target.path, &info) == 0 || errno != ENOENT;
-    return visit_folder(writer->folder, note_model, scene, error);
+    return fsti_save_visit_folder(writer->folder, note_model, scene, error);
 }
 
 /// A removal of each file that an earlier save of the same stem has left.
@@ -137,7 +136,7 @@ static fst_status add_stale(void *context, const char *name, fst_error *error) {
 
 static fst_status add_removals(fst_writer *writer, bool with_single, fst_error *error) {
     stale_search search = {writer, with_single};
-    return visit_folder(writer->folder, add_stale, &search, error);
+    return fsti_save_visit_folder(writer->folder, add_stale, &search, error);
 }
 
 // ---- the journal ----
@@ -227,6 +226,19 @@ static void note_end(fst_writer *writer) {
              writer->counts.engine == NULL ? "" : writer->counts.engine, writer->counts.reason);
 }
 
+/// One at a time: the names of two sets would mix, and of two edits of a file the later would undo
+/// the earlier. A save of one file needs no lock, a rename is one step. *lock is -1 without one; an
+/// edit goes without where the folder may not be read.
+static fst_status lock_folder(const fst_writer *writer, int *lock, fst_error *error) {
+    const char *folder = writer->folder;
+    if (folder == NULL && writer->origin != NULL) {
+        folder = writer->files[0].target.folder;
+        if (faccessat(AT_FDCWD, folder, R_OK, AT_EACCESS) != 0 && errno == EACCES) folder = NULL;
+    }
+    *lock = -1;
+    return folder == NULL ? FST_OK : fsti_folder_lock(folder, lock, error);
+}
+
 fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
     if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
@@ -234,10 +246,8 @@ fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
     if (state != WRITER_FINISHED)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the save %s",
                               state == WRITER_FAILED ? "has failed" : "is committed");
-    int lock = -1;
-    // One at a time: the names of two sets would mix. One file needs no lock, a rename is one step.
-    fst_status status =
-        writer->folder == NULL ? FST_OK : fsti_folder_lock(writer->folder, &lock, error);
+    int lock;
+    fst_status status = lock_folder(writer, &lock, error);
     if (status == FST_OK) status = run(writer, error);
     fsti_folder_unlock(lock);
     atomic_store(&writer->state, status == FST_OK ? WRITER_COMMITTED : WRITER_FAILED);

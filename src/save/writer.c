@@ -125,6 +125,9 @@ static fst_status find_targets(fst_writer *writer, const char *path, fst_error *
         // A link in a set is replaced: the index leads to files of its own folder, and what the
         // link leads to may be somebody's store.
         FST_TRY(fsti_target_find(writer->published[f], !is_set, target, error));
+        // Who could not read the old file can't read its tensors at another place.
+        if (writer->origin != NULL)
+            FST_TRY(fsti_target_like(target, fsti_file_path(writer->origin), error));
     }
     return FST_OK;
 }

@@ -101,9 +101,21 @@ fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_erro
 fst_status fsti_writer_copy_origin(fst_writer *writer, fst_error *error);
 /// FST_E_FILE_CHANGED where the file that is edited is not what it was. Without one, FST_OK.
 fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error);
-/// Whether a model's index in a folder leads to the file of that name.
-fst_status fsti_save_is_indexed(const char *folder, const char *name, bool *is_indexed,
+
+/// Whether the names are of one file, or will be: of the same folder, where none is there yet.
+bool fsti_save_is_same_file(const char *one, const char *other);
+/// Whether an index leads to the file: one in its folder or in the folder above, as the path has
+/// them and as its links lead to them.
+fst_status fsti_save_is_indexed(const char *path, bool *is_indexed, fst_error *error);
+/// Reads an index of a folder. `out` is to be cleared, also after an error.
+fst_status fsti_save_read_index(const char *folder, const char *name, fsti_index *out,
                                 fst_error *error);
+
+bool fsti_save_ends_with(const char *name, const char *ending);
+/// Called with each name in a folder; anything but FST_OK ends it.
+typedef fst_status (*save_entry_visit)(void *context, const char *name, fst_error *error);
+fst_status fsti_save_visit_folder(const char *folder, save_entry_visit visit, void *context,
+                                  fst_error *error);
 
 /// What is to be saved.
 typedef struct save_request {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -119,6 +120,12 @@ TEST(tensors_get_new_names)
     options.rename_count = 1;
     CHECK_INT(fst_header_edit(path, NULL, &options, NULL, &error), FST_E_ARGUMENT);
     CHECK_CONTAINS(error.message, "a tensor name comes twice");
+    renames[0].to = "one";
+    renames[1] = (fst_tensor_rename){"t0xxx", 2, "two", SIZE_MAX, {0}};
+    options.rename_count = 2;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "two new names");
+    CHECK_TEXT(error.tensor, "t0");
 }
 
 TEST(a_name_that_an_index_leads_to_stays)
@@ -143,6 +150,143 @@ TEST(a_name_that_an_index_leads_to_stays)
     CHECK_INT(fst_header_edit(shard, NULL, &options, NULL, &error), FST_E_ARGUMENT);
     CHECK_CONTAINS(error.message, "an index of the folder leads to this file");
     CHECK_INT(fst_header_edit(shard, fixture_path("alone"), &options, NULL, NULL), FST_OK);
+}
+
+static const char *index_file(const char *name, const char *shard) {
+    char text[256];
+    int size = snprintf(text, sizeof text, "{\"weight_map\":{\"t0\":\"%s\"}}", shard);
+    return fixture_file(name, text, (size_t)size);
+}
+
+static fst_status rename_first(const char *path, const char *target) {
+    fst_tensor_rename rename = {"t0", SIZE_MAX, "c", SIZE_MAX, {0}};
+    fst_edit_options options = edit_of(NULL, 0);
+    options.renames = &rename;
+    options.rename_count = 1;
+    return fst_header_edit(path, target, &options, NULL, NULL);
+}
+
+/// A folder for each way in which an index leads to a file.
+static void make_folders(void) {
+    static const char *const names[] = {"blobs", "snap", "dot", "up", "up/sub", "over", "linked"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        CHECK_INT(mkdir(fixture_path(names[i]), 0777), 0);
+}
+
+TEST(a_name_that_an_index_leads_to_by_any_way_stays)
+{
+    make_folders();
+    // As caches of hubs have it: the file's bytes are in a store.
+    const char *blob = fixture_tensors("blobs/x1", 1, 10);
+    CHECK_INT(symlink("../blobs/x1", fixture_path("snap/f.safetensors")), 0);
+    const char *index = index_file("snap/model.safetensors.index.json", "f.safetensors");
+    CHECK_INT(rename_first(fixture_path("snap/f.safetensors"), NULL), FST_E_ARGUMENT);
+    CHECK_INT(rename_first(blob, fixture_path("snap/f.safetensors")), FST_E_ARGUMENT);
+    CHECK_INT(rename_first(index, NULL), FST_E_ARGUMENT);
+    const char *dot = fixture_tensors("dot/f.safetensors", 1, 10);
+    index_file("dot/model.safetensors.index.json", "./f.safetensors");
+    CHECK_INT(rename_first(dot, NULL), FST_E_ARGUMENT);
+    const char *sub = fixture_tensors("up/sub/f", 1, 10);
+    index_file("up/any.safetensors.index.fp16.json", "sub/f");
+    CHECK_INT(rename_first(sub, NULL), FST_E_ARGUMENT);
+    CHECK_INT(rename_first(fixture_path("blobs/x1"), fixture_path("up/sub/../sub/f")),
+              FST_E_ARGUMENT);
+    // A folder that is a link, seen from where the link is.
+    fixture_tensors("linked/f", 1, 10);
+    CHECK_INT(symlink("../linked", fixture_path("over/way")), 0);
+    index_file("over/my.index.json", "way/f");
+    CHECK_INT(rename_first(fixture_path("over/way/f"), NULL), FST_E_ARGUMENT);
+    CHECK_INT(rename_first(fixture_path("linked/f"), NULL), FST_OK);
+}
+
+TEST(an_index_that_leads_elsewhere_hinders_nothing)
+{
+    CHECK_INT(mkdir(fixture_path("else"), 0777), 0);
+    const char *path = fixture_tensors("else/f", 1, 10);
+    fixture_tensors("else/g", 1, 10);
+    const char *index = index_file("else/model.index.json", "g");
+    fixture_file("else/notes.index.json", "no index", 8);
+    CHECK_INT(rename_first(index, fixture_path("else/h")), FST_OK);
+    CHECK_INT(rename_first(path, NULL), FST_OK);
+    // A file that an index waits for.
+    CHECK_INT(unlink(fixture_path("else/g")), 0);
+    CHECK_INT(rename_first(fixture_tensors("else/i", 1, 10), fixture_path("else/g")),
+              FST_E_ARGUMENT);
+}
+
+static mode_t mode_of(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 ? info.st_mode & 07777 : 0;
+}
+
+TEST(a_new_file_is_for_whom_the_old_one_was)
+{
+    const char *path = fixture_tensors("private", 1, 10);
+    const char *copy = fixture_path("private-copy");
+    CHECK_INT(chmod(path, 0600), 0);
+    CHECK_INT(fst_header_edit(path, copy, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(mode_of(copy), 0600);
+    CHECK_INT(chmod(copy, 0640), 0);
+    CHECK_INT(fst_header_edit(path, copy, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(mode_of(copy), 0640);
+}
+
+TEST(metadata_without_entries_stays)
+{
+    static const char json[] = "{\"__metadata__\":{},"
+                               "\"t0\":{\"dtype\":\"U8\",\"shape\":[10],\"data_offsets\":[0,10]}}";
+    const char *path = fixture_model("empty-metadata", json, 10);
+    fst_edit_options options = edit_of(NULL, 0);
+    fst_file_info info;
+    fst_model *model;
+    for (int clear = 0; clear < 2; clear++) {
+        options.clear_metadata = clear;
+        CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_OK);
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        CHECK_INT(fst_model_file_info(model, 0, &info, NULL), FST_OK);
+        CHECK_INT(info.has_metadata, 1);
+        fst_model_close(model);
+    }
+}
+
+#define EDIT_COUNT 150
+
+/// Sets keys "<who>0", "<who>1", .., again and again where another edit was faster.
+static int set_keys(const char *path, char who) {
+    for (int i = 0; i < EDIT_COUNT;) {
+        char key[16];
+        snprintf(key, sizeof key, "%c%d", who, i);
+        fst_metadata_entry entry = save_entry_of(key, "v");
+        fst_edit_options options = edit_of(&entry, 1);
+        fst_status status = fst_header_edit(path, NULL, &options, NULL, NULL);
+        if (status == FST_OK)
+            i++;
+        else if (status != FST_E_FILE_CHANGED)
+            return 1;
+    }
+    return 0;
+}
+
+TEST(edits_at_once_lose_none)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s", fixture_tensors("shared", 1, 10));
+    CHECK_INT(symlink(path, fixture_path("shared-link")), 0);
+    int ended = -1, lost = 0;
+    pid_t child = fork();
+    if (child == 0) _exit(set_keys(fixture_path("shared-link"), 'a'));
+    CHECK_INT(set_keys(path, 'b'), 0);
+    CHECK_INT(waitpid(child, &ended, 0), child);
+    CHECK_INT(ended, 0);
+    fst_model *model;
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    for (int i = 0; i < 2 * EDIT_COUNT; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "%c%d", "ab"[i % 2], i / 2);
+        lost += metadata_of(model, key) == NULL;
+    }
+    CHECK_INT(lost, 0);
+    fst_model_close(model);
 }
 
 static int replace_file(void *context, uint64_t done, uint64_t total, size_t tensors, size_t all) {

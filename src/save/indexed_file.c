@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Whether an index leads to a file, by whatever way: links, "./f", a folder above.
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "writer.h"
+
+/// The folder of a path with a slash behind it; "" where the path has none.
+static int folder_size(const char *path) { return (int)(fsti_path_name(path) - path); }
+
+bool fsti_save_is_same_file(const char *one, const char *other) {
+    struct stat first, second;
+    bool has_first = stat(one, &first) == 0, has_second = stat(other, &second) == 0;
+    if (!has_first && !has_second && strcmp(fsti_path_name(one), fsti_path_name(other)) == 0) {
+        char folder[PATH_MAX];
+        snprintf(folder, sizeof folder, "%.*s.", folder_size(one), one);
+        has_first = stat(folder, &first) == 0;
+        snprintf(folder, sizeof folder, "%.*s.", folder_size(other), other);
+        has_second = stat(folder, &second) == 0;
+    }
+    return has_first && has_second && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+/// A look at the indexes of a folder.
+typedef struct index_search {
+    const char *path;   ///< of the file
+    const char *folder; ///< of the indexes
+    bool is_own;        ///< the file's own folder
+    bool is_found;
+} index_search;
+
+/// Also those of variants: "model.safetensors.index.fp16.json".
+static bool is_index_name(const char *name) {
+    return name[0] != '.' && strstr(name, ".index.") != NULL && fsti_save_ends_with(name, ".json");
+}
+
+static bool leads_to(const fsti_index *index, const index_search *search) {
+    char path[PATH_MAX];
+    for (size_t f = 0; f < index->file_count; f++) {
+        const char *name = index->bytes + index->files[f].at;
+        int size = snprintf(path, sizeof path, "%s/%s", search->folder, name);
+        if (size > 0 && (size_t)size < sizeof path && fsti_save_is_same_file(path, search->path))
+            return true;
+    }
+    return false;
+}
+
+/// What only has an index's name, or somebody else's that can't be read, leads to nothing.
+static fst_status look_at_index(void *context, const char *name, fst_error *error) {
+    index_search *search = context;
+    fsti_index index = {0};
+    if (search->is_found || !is_index_name(name)) return FST_OK;
+    bool must_read = search->is_own && fsti_save_ends_with(name, ".safetensors.index.json");
+    fst_status status =
+        fsti_save_read_index(search->folder, name, &index, must_read ? error : NULL);
+    search->is_found = status == FST_OK && leads_to(&index, search);
+    fsti_index_clear(&index);
+    if (status == FST_E_NO_MEMORY && !must_read) return fsti_error_memory(error, sizeof index);
+    return must_read ? status : FST_OK;
+}
+
+/// In the file's folder and above it: that is where ".." leads, and what the path says.
+static fst_status look_around(const char *path, bool *is_indexed, fst_error *error) {
+    char folder[PATH_MAX], above[PATH_MAX + 4], written[PATH_MAX];
+    int size = snprintf(folder, sizeof folder, "%.*s.", folder_size(path), path);
+    if (size < 0 || (size_t)size >= sizeof folder)
+        return fsti_error_errno(error, ENAMETOOLONG, path, "looking for an index");
+    index_search search = {.path = path, .folder = folder, .is_own = true};
+    FST_TRY(fsti_save_visit_folder(folder, look_at_index, &search, error));
+    search.is_own = false;
+    search.folder = above;
+    snprintf(above, sizeof above, "%s/..", folder);
+    // One that may not be listed is not where a model is opened from.
+    fst_status status = fsti_save_visit_folder(above, look_at_index, &search, NULL);
+    folder[size > 1 ? size - 2 : 0] = '\0';
+    snprintf(written, sizeof written, "%.*s.", folder_size(folder), folder);
+    search.folder = written;
+    if (status != FST_E_NO_MEMORY && !fsti_save_is_same_file(above, written))
+        status = fsti_save_visit_folder(written, look_at_index, &search, NULL);
+    *is_indexed = search.is_found;
+    return status == FST_E_NO_MEMORY ? fsti_error_memory(error, sizeof search) : FST_OK;
+}
+
+fst_status fsti_save_is_indexed(const char *path, bool *is_indexed, fst_error *error) {
+    fsti_target target;
+    FST_TRY(fsti_target_find(path, true, &target, error));
+    fst_status status = look_around(path, is_indexed, error);
+    if (status == FST_OK && !*is_indexed && strcmp(path, target.path) != 0)
+        status = look_around(target.path, is_indexed, error);
+    fsti_target_clear(&target);
+    return status;
+}
