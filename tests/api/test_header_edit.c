@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -297,6 +298,39 @@ static int replace_file(void *context, uint64_t done, uint64_t total, size_t ten
 static int stop(void *context, uint64_t done, uint64_t total, size_t tensors, size_t all) {
     (void)context, (void)done, (void)total, (void)tensors, (void)all;
     return 1;
+}
+
+static int tell_parent(void *context, uint64_t done, uint64_t total, size_t tensors, size_t all) {
+    (void)done, (void)total, (void)tensors, (void)all;
+    return write(*(int *)context, "", 1) == 1 ? 0 : 1;
+}
+
+/// Whether the file is what it was is looked at under the lock under which it is replaced.
+TEST(an_edit_waits_for_who_replaces_the_file)
+{
+    char path[512], byte;
+    int ends[2], ended = -1;
+    CHECK_INT(mkdir(fixture_path("locked"), 0777), 0);
+    snprintf(path, sizeof path, "%s", fixture_tensors("locked/f", 1, 10));
+    fixture_tensors("other", 1, 10);
+    int lock = open(fixture_path("locked"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(flock(lock, LOCK_EX) == 0 && pipe(ends) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        fst_edit_options options = edit_of(NULL, 0);
+        options.progress = tell_parent;
+        options.progress_context = &ends[1];
+        _exit(fst_header_edit(path, NULL, &options, NULL, NULL));
+    }
+    CHECK_INT(read(ends[0], &byte, 1), 1);
+    usleep(100000); // one that does not wait is done by then
+    CHECK_INT(rename(fixture_path("other"), path), 0);
+    flock(lock, LOCK_UN);
+    CHECK_INT(waitpid(child, &ended, 0), child);
+    CHECK_INT(WEXITSTATUS(ended), FST_E_FILE_CHANGED);
+    close(lock);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 TEST(a_file_that_changes_meanwhile_is_left_to_who_changed_it)
