@@ -113,6 +113,23 @@ fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
     return entries;
 }
 
+/// Embedded digests are of tensors as they were, all of them: where bytes or names change, or other
+/// files come to them, they would tell of damage that is none.
+static void drop_digests(rewrite_job *job) {
+    static const char prefix[] = "digest.";
+    size_t kept = 0, count = job->save.metadata_count;
+    for (size_t i = 0; i < count; i++) {
+        const fst_metadata_entry *entry = &job->metadata[i];
+        bool is_digest = entry->key_size >= sizeof prefix - 1 &&
+                         memcmp(entry->key, prefix, sizeof prefix - 1) == 0;
+        if (!is_digest) job->metadata[kept++] = *entry;
+    }
+    job->save.metadata_count = kept;
+    if (kept < count)
+        fprintf(stderr, "the digests inside are left out: they are of what was there before; "
+                        "'hash --embed' makes new ones\n");
+}
+
 static int fill_metadata(rewrite_job *job) {
     const rewrite_plan *plan = job->plan;
     if (plan->metadata != NULL) {
@@ -121,8 +138,11 @@ static int fill_metadata(rewrite_job *job) {
         return EXIT_GOOD;
     }
     job->metadata = cli_model_metadata(job->model, &job->save.metadata_count);
+    if (job->metadata == NULL) return cli_no_memory();
     job->save.metadata = job->metadata;
-    return job->metadata == NULL ? cli_no_memory() : EXIT_GOOD;
+    bool adds_tensors = plan->save.alignment_bytes > 0 || fst_model_file_count(job->model) > 1;
+    if (plan->convert || plan->renames != NULL || adds_tensors) drop_digests(job);
+    return EXIT_GOOD;
 }
 
 // ---- which file each goes to ----

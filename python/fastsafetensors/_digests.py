@@ -29,6 +29,12 @@ class Problem:
     file: str
 
 
+def _plain_path(filename: Path) -> bytes:
+    """Return a path as the command takes it: "-" is a file here, and standard input there."""
+    path = os.fsencode(filename)
+    return b"./-" if path == b"-" else path
+
+
 def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -> Digests:
     """Compute digests of every tensor and every file of a model.
 
@@ -42,15 +48,18 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
         The digests.
 
     Raises:
-        SafetensorError: a bad file, or an algorithm that is not there.
+        ValueError: an algorithm of another name.
+        SafetensorError: a bad file, or an algorithm whose library is not there.
         OSError: of its kind, for what the system refuses.
     """
+    if algorithm not in ("xxh3", "sha256"):
+        raise ValueError(f"unknown algorithm {algorithm!r}: there are 'xxh3' and 'sha256'")
     ask = ("hash", "--json", "--no-progress", "--algorithm", algorithm)
     if not write:
-        answer = ask_command(*ask, "--", os.fsencode(filename))
+        answer = ask_command(*ask, "--", _plain_path(filename))
         rows = [(row["kind"], row["digest"], row["name"]) for row in answer["digests"]]
         return _digests(answer["algorithm"], rows)
-    ask_command(*ask, "--write", "--", os.fsencode(filename))
+    ask_command(*ask, "--write", "--", _plain_path(filename))
     with open(os.fsencode(filename).rstrip(b"/") + b".digest", encoding="utf-8") as kept:
         used = next(kept).split()[2]
         parts = [line.split(" ", 2) for line in kept]
@@ -80,7 +89,7 @@ def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
     """
     compared = ("--hash",) if digests else ()
     answer = ask_command("verify", "--json", "--no-progress", *compared, "--",
-                         os.fsencode(filename), good=(0, 1, 2))
+                         _plain_path(filename), good=(0, 1, 2))
     found = [Problem(row["kind"], row["message"], row.get("file", ""))
              for row in answer.get("errors", ())]
     if digests and not found:

@@ -81,9 +81,16 @@ def edit_header(
         durable: wait until the bytes are on the device.
 
     Raises:
+        TypeError: a key, value or name that is no text.
         SafetensorError: a bad file, an unknown tensor, or a name that is there already.
         OSError: of its kind, for what the system refuses.
     """
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, (str, type(None))):
+            raise TypeError(f"metadata: {key!r}: {value!r} is no text for a text, nor None")
+    for old, new in (renames or {}).items():
+        if not isinstance(old, str) or not isinstance(new, str):
+            raise TypeError(f"renames: {old!r}: {new!r} is no name for a name")
     try:
         _edit_header(filename, target, dict(metadata or {}), dict(renames or {}), clear, durable)
     except OSError as error:

@@ -366,6 +366,16 @@ class TensorSlice:
         """Return the format's name of the dtype, e.g. "BF16"."""
         return self._dtype
 
+    def _check_packed(self, parts: tuple[Any, ...]) -> None:
+        """Refuse what would cut elements that share bytes: anything but rows of torch's pairs."""
+        keeps_last = len([part for part in parts if part is not Ellipsis]) < len(self._shape)
+        is_whole = all(part is Ellipsis or part == slice(None) for part in parts)
+        if is_whole or (self._file._is_torch and self._dtype == "F4" and keeps_last
+                        and Ellipsis not in parts):
+            return
+        refuse(f"tensor {self._name} is {self._dtype}, whose elements share bytes: it can't be "
+               "sliced so; get_tensor() gives all of it")
+
     def __getitem__(self, key: Any) -> Any:
         """Read the part that `key` selects.
 
@@ -374,6 +384,8 @@ class TensorSlice:
         """
         parts = key if isinstance(key, tuple) else (key,)
         whole = self._dtype in ("F4", "F6_E2M3", "F6_E3M2")
+        if whole:
+            self._check_packed(parts)
         plan = (plan_torch if self._file._is_torch else plan_numpy)(parts, self._shape)
         if plan is None or whole:
             return self._file._take(self._index, self._name)[key]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command's convert, extract, split, merge, diff and hash."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -159,42 +158,6 @@ def test_diff(run, sample, tmp_path, torch):
     out, _ = run("diff", "--quiet", path, tmp_path / "other", code=1)
     assert out == ""
     run("diff", path, tmp_path / "none", code=2)
-
-
-def test_hashes(run, sample, tmp_path):
-    path, _ = sample
-    done = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True)
-    kinds = [kind for kind, library in [("xxh3", "libxxhash"), ("sha256", "libcrypto")]
-             if library in done.stdout]
-    if not kinds:
-        pytest.skip("neither libxxhash nor libcrypto is installed")
-    for kind in kinds:
-        out, _ = run("hash", "--algorithm", kind, path)
-        if kind == "sha256":
-            assert hashlib.sha256(path.read_bytes()).hexdigest() in out
-        out, _ = run("hash", "--algorithm", kind, "--write", "--dry-run", path)
-        assert "would write" in out and not os.path.exists(f"{path}.digest.new")
-        run("hash", "--algorithm", kind, "--write", path)
-        out, _ = run("verify", "--hash", path)
-        assert f"all digests ({kind}) are right" in out
-        run("hash", "--algorithm", kind, "--embed", tmp_path / "inside", path)
-        run("verify", "--hash", tmp_path / "inside")
-        run("diff", "--no-metadata", path, tmp_path / "inside")
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-    out, _ = run("verify", "--hash", path, code=1)
-    assert "differs: tensor" in out and "differs: file" in out
-    raw = bytearray((tmp_path / "inside").read_bytes())
-    raw[-1] ^= 1
-    (tmp_path / "inside").write_bytes(raw)
-    out, _ = run("verify", "--hash", tmp_path / "inside", code=1)
-    assert "differs:" in out
-    os.unlink(os.fspath(path) + ".digest")
-    out, _ = run("verify", "--hash", path, code=1)
-    assert "no digests are kept" in out
-    _, err = run("hash", "--algorithm", "md5", path, code=3)
-    assert "xxh3, sha256" in err
 
 
 def test_torch_files(run, tmp_path, torch):

@@ -181,6 +181,26 @@ def test_copies_of_packed_elements_are_packed(raw, torch, name, how, tmp_path):
         assert array[1:].format_dtype is None and (array + 1).format_dtype is None
 
 
+@pytest.mark.parametrize("front", ["pt", "np"])
+def test_packed_elements_are_not_cut(raw, torch, front):
+    """Indices count elements, of which some share a byte: what would be counted in bytes fails."""
+    path = raw(json.dumps({"a": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]},
+                           "b": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [4, 7]}}),
+               bytes([0x10, 0x32, 0x54, 0x76, 1, 2, 3]))
+    with safe_open(path, front) as f:
+        a, b = f.get_slice("a"), f.get_slice("b")
+        for index in ((slice(None), slice(0, 2)), (slice(None), slice(1, 3)), (..., 0), (0, 0)):
+            with pytest.raises(SafetensorError, match="share bytes"):
+                a[index]
+        for index in (slice(0, 2), 0):
+            with pytest.raises(SafetensorError, match="share bytes"):
+                b[index]
+        assert len(a[...].view("u1" if front == "np" else torch.uint8).reshape(-1)) == 4
+        if front == "pt":
+            assert a[1].view(torch.uint8).tolist() == [0x54, 0x76]
+            assert a[:1].view(torch.uint8).tolist() == [[0x10, 0x32]]
+
+
 def test_errors_of_bytes_say_as_much(torch):
     """As those of files do."""
     import fastsafetensors.torch as front
