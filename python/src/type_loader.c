@@ -171,6 +171,19 @@ static int has_destinations(const fst_load_options *options) {
     return 0;
 }
 
+/// Bytes of the file that an item asks for: of a slice of rows these, of any other the whole
+/// tensor.
+static uint64_t item_bytes(const fst_tensor_info *info, const fst_request_item *item) {
+    if (item == NULL || item->slice_begin == NULL || info->rank == 0 || info->shape[0] == 0)
+        return info->size_bytes;
+    for (uint32_t i = 1; i < info->rank; i++)
+        if (item->slice_begin[i] != 0 || item->slice_end[i] < info->shape[i])
+            return info->size_bytes;
+    uint64_t begin = item->slice_begin[0], end = item->slice_end[0];
+    if (end <= begin || end > info->shape[0]) return 0; // nothing, or an error
+    return info->size_bytes / info->shape[0] * (end - begin);
+}
+
 /// Whether opening the load may take its time: a small one asks the file system for nothing but the
 /// file's size and, where the page cache lacks them, 64 KiB of its bytes.
 static int is_large(const fst_model *model, const fst_load_options *options) {
@@ -179,9 +192,10 @@ static int is_large(const fst_model *model, const fst_load_options *options) {
     for (size_t i = 0; i < count; i++) {
         fst_tensor_info info;
         size_t index = options->items != NULL ? options->items[i].tensor_index : i;
-        if (fst_model_tensor_info(model, index, &info, NULL) != FST_OK || info.size_bytes > left)
-            return 1;
-        left -= info.size_bytes;
+        if (fst_model_tensor_info(model, index, &info, NULL) != FST_OK) return 1;
+        uint64_t bytes = item_bytes(&info, options->items == NULL ? NULL : &options->items[i]);
+        if (bytes > left) return 1;
+        left -= bytes;
     }
     return 0;
 }
