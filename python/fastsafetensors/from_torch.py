@@ -45,6 +45,9 @@ def _find_tensors(content: Any, torch: Any) -> dict[str, Any]:
             if left_out:
                 raise ValueError(f"besides {name!r} the file holds tensors in {left_out}: "
                                  "save what is meant alone")
+            dropped = sorted(str(key) for key in whole if key != name)
+            if dropped:
+                _say(f"only the tensors of {name!r} are kept, not {', '.join(dropped)}")
             break
     if not isinstance(content, dict):
         raise ValueError(f"the file holds no dict of tensors but {type(content).__name__}")
