@@ -320,7 +320,7 @@ TEST(an_edit_waits_for_who_replaces_the_file)
         fst_edit_options options = edit_of(NULL, 0);
         options.progress = tell_parent;
         options.progress_context = &ends[1];
-        _exit(fst_header_edit(path, NULL, &options, NULL, NULL));
+        _exit((int)fst_header_edit(path, NULL, &options, NULL, NULL));
     }
     CHECK_INT(read(ends[0], &byte, 1), 1);
     usleep(100000); // one that does not wait is done by then

@@ -45,6 +45,17 @@ fst_tensor_view gpu_view_of(const fst_tensor *tensor) {
     return view;
 }
 
+fst_save_tensor gpu_save_row(const fst_tensor *tensor) {
+    fst_tensor_view view = gpu_view_of(tensor);
+    return (fst_save_tensor){.name = view.name,
+                             .name_size = view.name_size,
+                             .dtype = view.dtype,
+                             .rank = view.rank,
+                             .shape = view.shape,
+                             .data = view.data,
+                             .device = view.device};
+}
+
 fst_model *gpu_open_model(const char *path) {
     fst_model *model = NULL;
     fst_error error;

@@ -30,6 +30,8 @@ void gpu_find_hook(void *handle, const char *name, void *function);
 /// Without GPUDirect Storage.
 fst_load_options gpu_options_on(fst_device_kind kind, int32_t index);
 fst_tensor_view gpu_view_of(const fst_tensor *tensor);
+/// The tensor as it is to be saved: from where it lies.
+fst_save_tensor gpu_save_row(const fst_tensor *tensor);
 fst_model *gpu_open_model(const char *path);
 /// A model of many dtypes, large and small, at places that no alignment likes.
 fst_model *gpu_mixed_model(void);

@@ -243,14 +243,7 @@ TEST(tensors_of_devices_are_saved)
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
         for (size_t i = 0; i < 3; i++) {
             CHECK_INT(fst_loader_next(loader, -1, &held[i], NULL), FST_OK);
-            fst_tensor_view view = gpu_view_of(held[i]);
-            rows[i] = (fst_save_tensor){.name = view.name,
-                                        .name_size = view.name_size,
-                                        .dtype = view.dtype,
-                                        .rank = view.rank,
-                                        .shape = view.shape,
-                                        .data = view.data,
-                                        .device = view.device};
+            rows[i] = gpu_save_row(held[i]);
         }
         fst_save_options save = {.struct_size = sizeof save, .promise = FST_SAVE_DURABLE};
         fst_writer *writer;

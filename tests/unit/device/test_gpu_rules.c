@@ -137,14 +137,7 @@ TEST(the_default_stream_is_followed)
 }
 
 static bool save_one(fst_tensor *tensor) {
-    fst_tensor_view view = gpu_view_of(tensor);
-    fst_save_tensor row = {.name = view.name,
-                           .name_size = view.name_size,
-                           .dtype = view.dtype,
-                           .rank = view.rank,
-                           .shape = view.shape,
-                           .data = view.data,
-                           .device = view.device};
+    fst_save_tensor row = gpu_save_row(tensor);
     fst_save_options save = {.struct_size = sizeof save};
     fst_writer *writer = NULL;
     bool good = fst_writer_open(fixture_path("saved"), &row, 1, &save, &writer, NULL) == FST_OK &&
@@ -276,14 +269,7 @@ TEST(saves_bring_blocks_through_locked_memory)
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     for (int i = 0; i < 2; i++) {
         CHECK_INT(fst_loader_next(loader, -1, &tensors[i], NULL), FST_OK);
-        fst_tensor_view view = gpu_view_of(tensors[i]);
-        rows[i] = (fst_save_tensor){.name = view.name,
-                                    .name_size = view.name_size,
-                                    .dtype = view.dtype,
-                                    .rank = view.rank,
-                                    .shape = view.shape,
-                                    .data = view.data,
-                                    .device = view.device};
+        rows[i] = gpu_save_row(tensors[i]);
     }
     fst_loader_close(loader);
     long pageable = driver->get("pageable"), out = driver->get("copied_out");
