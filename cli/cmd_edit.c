@@ -103,11 +103,28 @@ static void say_absent_keys(const edit_request *request, const fst_model *model)
     free(own);
 }
 
+/// What the tensors of a file with fillers are aligned to; else 0.
+static uint64_t own_alignment(const fst_model *model) {
+    static const char key[] = "__padding__";
+    fst_file_info info = {0};
+    fst_metadata_entry entry;
+    uint64_t alignment = 0;
+    if (fst_model_file_info(model, 0, &info, NULL) != FST_OK || info.filler_count == 0) return 0;
+    for (size_t i = 0; i < info.metadata_count; i++)
+        if (fst_model_metadata(model, 0, i, &entry, NULL) == FST_OK &&
+            entry.key_size == sizeof key - 1 && memcmp(entry.key, key, sizeof key - 1) == 0 &&
+            (!cli_parse_count(entry.value, 1 << 20, &alignment) ||
+             (alignment & (alignment - 1)) != 0))
+            alignment = 0;
+    return alignment;
+}
+
 /// A pipe is read and written from one end to the other.
 static int stream(edit_request *request, fst_model *model) {
     fst_metadata_entry *entries = change_metadata(request, model, &request->plan.metadata_count);
     if (entries == NULL) return cli_no_memory();
     request->plan.metadata = entries;
+    request->plan.save.alignment_bytes = own_alignment(model);
     int code = cli_rewrite(model, &request->plan);
     free(entries);
     return code;

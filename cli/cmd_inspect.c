@@ -64,9 +64,12 @@ static void print_files(const fst_model *model) {
         fst_file_info info = inspect_file(model, i);
         printf("%s", cli_bold());
         cli_print_path(info.path);
-        printf("%s  %s, header %s, %zu tensor%s\n", cli_plain(),
-               cli_size_text(info.size_bytes, size), cli_size_text(info.header_bytes, header),
-               info.tensor_count, cli_plural(info.tensor_count));
+        size_t tensors = info.tensor_count - info.filler_count;
+        printf("%s  %s, header %s, %zu tensor%s", cli_plain(), cli_size_text(info.size_bytes, size),
+               cli_size_text(info.header_bytes, header), tensors, cli_plural(tensors));
+        if (info.filler_count > 0)
+            printf(", %zu filler%s of alignment", info.filler_count, cli_plural(info.filler_count));
+        putchar('\n');
     }
 }
 

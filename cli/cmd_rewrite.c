@@ -175,7 +175,9 @@ static const cli_option options[] = {
     {'D', "dtype", "DTYPE", cli_dtype_words,
      "floats become this (integers: wider ones only), e.g. BF16", ~(unsigned)RESCUE},
     {'a', "align", "N", NULL,
-     "tensors begin at multiples of N bytes (64, 4096, ..): adds tensors __padding__.0, .1, ..",
+     "tensors begin at multiples of N bytes (64, 4096, ..); where sizes are none, other readers "
+     "see "
+     "fillers, tensors __padding__.N",
      ~(unsigned)RESCUE},
     CLI_LENIENT_OPTION(~(unsigned)RESCUE),
     {'o', "order", "ORDER", orders,
@@ -205,6 +207,12 @@ const cli_command convert_command = {
         "Writes a model as one file: converted, aligned or in another order, within 256 MiB of\n"
         "memory. SOURCE may also be a torch.save file; it is read by torch's restricted loader\n"
         "(weights_only), in the Python beside this command or else the first python3 of PATH.\n"
+        "\n"
+        "--align puts tensors whose size is a multiple of N first; behind each of the others but\n"
+        "the last comes a filler of zeros, since the format knows no holes. This command, the\n"
+        "library and the Python package leave fillers out, unless one is asked for by its whole\n"
+        "name. Other readers see tensors __padding__.0, .1, .. of U8: safetensors' load_file\n"
+        "returns them, and load_state_dict(strict=True) then refuses them as unexpected.\n"
         "\n" IN_ONE_STEP,
     .examples = "  fastsafetensors convert --dtype BF16 model.safetensors small.safetensors\n"
                 "  fastsafetensors convert pytorch_model.bin model.safetensors\n",

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "close_names.h"
 #include "commands.h"
 #include "rewrite.h"
 
@@ -15,6 +16,8 @@
 
 typedef struct show_request {
     uint64_t first; ///< how many values are printed
+    const char *const *names;
+    size_t name_count;
 } show_request;
 
 typedef struct value_statistics {
@@ -110,6 +113,13 @@ static fst_status gather(fst_model *model, const piece_list *pieces, value_stati
     return status;
 }
 
+/// Of the finite values, as numpy's std: NaN where there is none.
+static double standard_deviation(const value_statistics *s) {
+    double finite = (double)(s->count - s->nan_count - s->infinite_count), mean = s->sum / finite;
+    double square = s->square_sum / finite - mean * mean;
+    return square < 0 ? 0 : sqrt(square);
+}
+
 static void print_json(const fst_tensor_info *info, const value_statistics *s, bool known) {
     uint64_t finite = s->count - s->nan_count - s->infinite_count;
     printf("{\"name\": ");
@@ -125,6 +135,8 @@ static void print_json(const fst_tensor_info *info, const value_statistics *s, b
         print_value(s, s->greatest, s->greatest_key);
         printf(", \"mean\": ");
         cli_print_number(s->sum / (double)finite);
+        printf(", \"std\": ");
+        cli_print_number(standard_deviation(s));
         printf(", \"nans\": %" PRIu64 ", \"infinities\": %" PRIu64 ", \"zeros\": %" PRIu64
                ", \"first\": [",
                s->nan_count, s->infinite_count, s->zero_count);
@@ -140,7 +152,7 @@ static void print_json(const fst_tensor_info *info, const value_statistics *s, b
 static void print_text(const fst_tensor_info *info, const value_statistics *s, bool known) {
     char shape[256], size[16], texts[2][32];
     uint64_t finite = s->count - s->nan_count - s->infinite_count;
-    double mean = s->sum / (double)finite, square = s->square_sum / (double)finite - mean * mean;
+    double mean = s->sum / (double)finite;
     printf("%s", cli_bold());
     cli_print_name(info->name, info->name_size);
     printf("%s  %s %s, %s\n", cli_plain(), fst_dtype_name(info->dtype),
@@ -151,8 +163,7 @@ static void print_text(const fst_tensor_info *info, const value_statistics *s, b
     if (s->nan_count < s->count)
         printf("  min %s  max %s  mean %.6g  standard deviation %.6g\n",
                value_text(s, s->least, s->least_key, texts[0]),
-               value_text(s, s->greatest, s->greatest_key, texts[1]), mean,
-               sqrt(square > 0 ? square : 0));
+               value_text(s, s->greatest, s->greatest_key, texts[1]), mean, standard_deviation(s));
     printf("  NaN %" PRIu64 "  infinite %" PRIu64 "  zero %" PRIu64 " of %" PRIu64 "\n",
            s->nan_count, s->infinite_count, s->zero_count, s->count);
     if (s->first_count > 0) printf("  first");
@@ -191,6 +202,36 @@ static int take(void *context, int key, cli_value value) {
     return cli_usage("show", "--first takes at most %d, not '%s'", FIRST_MAX, value.text);
 }
 
+/// Shows the tensors that names or patterns stand for, in file order; `found` tells which of them
+/// do.
+static int show_matches(fst_model *model, const show_request *request, bool *found) {
+    int code = EXIT_GOOD;
+    for (size_t i = 0; i < fst_model_tensor_count(model) && code == EXIT_GOOD; i++) {
+        fst_tensor_info info;
+        bool is_named = false;
+        if (fst_model_tensor_info(model, i, &info, NULL) != FST_OK) continue;
+        for (size_t n = 0; n < request->name_count; n++)
+            if (strcmp(request->names[n], info.name) == 0 ||
+                cli_name_matches(&info, &request->names[n], 1))
+                is_named = found[n] = true;
+        if (is_named) code = show_tensor(model, &info, i, request->first);
+    }
+    return code;
+}
+
+/// A name that no tensor has: a filler's, or a mistake.
+static int show_other(fst_model *model, const show_request *request, const char *name) {
+    char names[CLOSE_NAMES_TEXT_MAX];
+    fst_tensor_info info;
+    size_t index;
+    if (fst_model_find(model, name, SIZE_MAX, &index, NULL) == FST_OK &&
+        fst_model_tensor_info(model, index, &info, NULL) == FST_OK)
+        return show_tensor(model, &info, index, request->first);
+    cli_close_names(model, name, names);
+    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches '%s'%s%s", name,
+                      names[0] == '\0' ? "" : ". Close: ", names);
+}
+
 static int run(const cli_command *command, char **argv) {
     show_request request = {.first = 8};
     cli_operands operands;
@@ -199,21 +240,14 @@ static int run(const cli_command *command, char **argv) {
     fst_model *model;
     fst_error error;
     if (fst_model_open(operands.words[0], NULL, &model, &error) != FST_OK) return cli_fail(&error);
-    const char *const *names = (const char *const *)operands.words + 1;
-    size_t shown = 0;
-    for (size_t i = 0; i < fst_model_tensor_count(model) && code == EXIT_GOOD; i++) {
-        fst_tensor_info info;
-        if (fst_model_tensor_info(model, i, &info, NULL) != FST_OK) continue;
-        bool is_named = false;
-        for (int n = 0; n < operands.count - 1; n++)
-            is_named = is_named || strcmp(names[n], info.name) == 0;
-        if (!is_named && !cli_name_matches(&info, names, (size_t)operands.count - 1)) continue;
-        code = show_tensor(model, &info, i, request.first);
-        shown++;
-    }
+    request.names = (const char *const *)operands.words + 1;
+    request.name_count = (size_t)operands.count - 1;
+    bool *found = calloc(request.name_count, sizeof *found);
+    code = found == NULL ? cli_no_memory() : show_matches(model, &request, found);
+    for (size_t n = 0; n < request.name_count && code == EXIT_GOOD; n++)
+        if (!found[n]) code = show_other(model, &request, request.names[n]);
+    free(found);
     fst_model_close(model);
-    if (code == EXIT_GOOD && shown == 0)
-        return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
     return code;
 }
 

@@ -110,17 +110,25 @@ static int refuse_path(const char *path, const fst_error *error, const verify_re
 
 static int accept_path(const char *path, fst_model *model, const verify_request *request) {
     size_t tensors = fst_model_tensor_count(model), files = fst_model_file_count(model);
-    int code = EXIT_GOOD;
+    hash_check check = {0};
+    int code = request->hash ? hash_gather(path, model, &check) : EXIT_GOOD;
+    // What could not be read, or digested, was said as an object of its own.
+    if (code != EXIT_GOOD) {
+        hash_check_clear(&check);
+        return code;
+    }
     if (cli_wants_json()) {
         printf("{\"path\": ");
         cli_print_json(path, strlen(path));
-        printf(", \"valid\": true, \"tensors\": %zu, \"files\": %zu", tensors, files);
+        printf(", \"tensors\": %zu, \"files\": %zu", tensors, files);
     } else if (!request->quiet) {
         cli_print_path(path);
-        printf(": valid, %zu tensors in %zu file%s\n", tensors, files, cli_plural(files));
+        printf(": %s, %zu tensor%s in %zu file%s\n", request->hash ? "valid headers" : "valid",
+               tensors, cli_plural(tensors), files, cli_plural(files));
     }
-    if (request->hash) code = hash_verify(path, model, request->quiet);
-    if (cli_wants_json()) printf("}\n");
+    if (request->hash) code = hash_compare(path, model, &check, request->quiet);
+    if (cli_wants_json()) printf(", \"valid\": %s}\n", code == EXIT_GOOD ? "true" : "false");
+    hash_check_clear(&check);
     return code;
 }
 

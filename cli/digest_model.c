@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Digests of a model's tensors and files, made while pieces are read ahead: a file's bytes are its
-/// header and, without a hole, its tensors in file order.
+/// tensors in file order, and what lies before, between and behind them.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,17 +70,21 @@ static bool cut_tensors(digest_job *job) {
     return true;
 }
 
-/// The header's bytes are part of the file's digest.
-static int add_header(digest_job *job, const fst_file_info *info) {
-    char *bytes = malloc((size_t)info->header_bytes);
-    FILE *file = fopen(info->path, "rb");
-    size_t got =
-        bytes == NULL || file == NULL ? 0 : fread(bytes, 1, (size_t)info->header_bytes, file);
-    if (got == info->header_bytes) cli_digest_update(job->library, job->file_state, bytes, got);
+/// What no tensor of the model covers is part of its file: the header, fillers, tensors that an
+/// index leaves out.
+static int add_gap(digest_job *job, const fst_file_info *info, uint64_t begin, uint64_t end) {
+    static char bytes[1 << 16];
+    FILE *file = begin < end ? fopen(info->path, "rb") : NULL;
+    bool good = begin >= end || (file != NULL && fseeko(file, (off_t)begin, SEEK_SET) == 0);
+    while (good && begin < end) {
+        size_t wanted = end - begin < sizeof bytes ? (size_t)(end - begin) : sizeof bytes;
+        good = fread(bytes, 1, wanted, file) == wanted;
+        if (good) cli_digest_update(job->library, job->file_state, bytes, wanted);
+        begin += wanted;
+    }
     if (file != NULL) fclose(file);
-    free(bytes);
-    if (got == info->header_bytes) return EXIT_GOOD;
-    return cli_refuse(EXIT_UNREADABLE, "IoError", "the header could not be read again, in %s",
+    if (good) return EXIT_GOOD;
+    return cli_refuse(EXIT_UNREADABLE, "IoError", "the file could not be read again: %s",
                       info->path);
 }
 
@@ -116,14 +120,19 @@ static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t 
     char text[DIGEST_TEXT_MAX];
     if (fst_model_file_info(job->model, file, &info, &error) != FST_OK) return cli_fail(&error);
     job->file_state = cli_digest_begin(job->library);
-    int code = add_header(job, &info);
+    int code = EXIT_GOOD;
+    uint64_t at = 0;
     fst_tensor_info tensor_info;
     while (code == EXIT_GOOD && *tensor < fst_model_tensor_count(job->model) &&
            fst_model_tensor_info(job->model, *tensor, &tensor_info, &error) == FST_OK &&
            tensor_info.file_index == file) {
-        if (add_tensor(job, loader, &tensor_info, &error) != FST_OK) code = cli_fail(&error);
+        code = add_gap(job, &info, at, tensor_info.file_offset);
+        if (code == EXIT_GOOD && add_tensor(job, loader, &tensor_info, &error) != FST_OK)
+            code = cli_fail(&error);
+        at = tensor_info.file_offset + tensor_info.size_bytes;
         ++*tensor;
     }
+    if (code == EXIT_GOOD) code = add_gap(job, &info, at, info.size_bytes);
     cli_digest_end(job->library, job->file_state, text);
     const char *slash = strrchr(info.path, '/');
     const char *name = slash == NULL ? info.path : slash + 1;

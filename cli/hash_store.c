@@ -269,29 +269,34 @@ static void find_algorithm(const fst_model *model, const char *kept, char *algor
         read_embedded(model, algorithm, capacity);
 }
 
-int hash_verify(const char *path, fst_model *model, bool quiet) {
-    char algorithm[16] = "", *kept = read_sidecar(path), *found = NULL;
+int hash_gather(const char *path, fst_model *model, hash_check *check) {
+    *check = (hash_check){.kept = read_sidecar(path)};
+    find_algorithm(model, check->kept, check->algorithm, sizeof check->algorithm);
+    if (check->algorithm[0] == '\0') return EXIT_GOOD;
+    const digest_library *library = cli_digest_library(check->algorithm);
+    return library == NULL ? EXIT_MISSING : cli_digest_model(model, library, &check->found);
+}
+
+int hash_compare(const char *path, const fst_model *model, const hash_check *check, bool quiet) {
     bool json = cli_wants_json();
-    find_algorithm(model, kept, algorithm, sizeof algorithm);
-    if (algorithm[0] == '\0') {
+    if (check->algorithm[0] == '\0') {
         if (json)
             printf(", \"digests\": null");
         else
             cli_print_path(path), printf(": no digests are kept, beside it or inside\n");
-        free(kept);
         return EXIT_INVALID;
     }
-    const digest_library *library = cli_digest_library(algorithm);
-    int code = library == NULL ? EXIT_MISSING : cli_digest_model(model, library, &found);
     difference_count = 0;
-    if (json && code == EXIT_GOOD) printf(", \"digests\": \"%s\", \"different\": [", algorithm);
-    if (code == EXIT_GOOD) {
-        code = kept != NULL ? compare_lines(kept, found) : compare_embedded(model, found);
-        if (json) printf("]");
-    }
+    if (json) printf(", \"digests\": \"%s\", \"different\": [", check->algorithm);
+    int code = check->kept != NULL ? compare_lines(check->kept, check->found)
+                                   : compare_embedded(model, check->found);
+    if (json) printf("]");
     if (code == EXIT_GOOD && !quiet && !json)
-        cli_print_path(path), printf(": all digests (%s) are right\n", algorithm);
-    free(kept);
-    free(found);
+        cli_print_path(path), printf(": all digests (%s) are right\n", check->algorithm);
     return code;
+}
+
+void hash_check_clear(hash_check *check) {
+    free(check->kept);
+    free(check->found);
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kept_digests.h"
+
 /// Pieces and what may be loaded ahead: together with the loader's and the writer's slots well
 /// below 256 MiB.
 #define PIECE_BYTES ((uint64_t)16 << 20)
@@ -35,6 +37,7 @@ typedef struct rewrite_job {
     fst_save_tensor *tensors;
     fst_save_options save;
     fst_metadata_entry *metadata;
+    kept_digests digests;
     fst_request_item *items;
     rewrite_piece *pieces;
     uint64_t *numbers; ///< of slices: begin and end of each piece
@@ -46,6 +49,7 @@ static void clear_job(rewrite_job *job) {
     free(job->outputs);
     free(job->tensors);
     free(job->metadata);
+    cli_digests_clear(&job->digests);
     free(job->items);
     free(job->pieces);
     free(job->numbers);
@@ -93,6 +97,12 @@ static int describe_tensors(rewrite_job *job) {
     return EXIT_GOOD;
 }
 
+/// Fillers are no tensors of the model: a save makes those that it needs, and their mark.
+static bool is_filler_mark(const fst_metadata_entry *entry) {
+    static const char key[] = "__padding__";
+    return entry->key_size == sizeof key - 1 && memcmp(entry->key, key, sizeof key - 1) == 0;
+}
+
 fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
     size_t capacity = 1;
     *count = 0;
@@ -104,6 +114,7 @@ fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
     for (size_t f = 0; entries != NULL && f < fst_model_file_count(model); f++)
         for (size_t i = 0;
              *count < capacity && fst_model_metadata(model, f, i, &entry, NULL) == FST_OK; i++) {
+            if (is_filler_mark(&entry)) continue;
             size_t at = 0;
             while (at < *count && (entries[at].key_size != entry.key_size ||
                                    memcmp(entries[at].key, entry.key, entry.key_size) != 0))
@@ -113,35 +124,40 @@ fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
     return entries;
 }
 
-/// Embedded digests are of tensors as they were, all of them: where bytes or names change, or other
-/// files come to them, they would tell of damage that is none.
-static void drop_digests(rewrite_job *job) {
-    static const char prefix[] = "digest.";
-    size_t kept = 0, count = job->save.metadata_count;
-    for (size_t i = 0; i < count; i++) {
-        const fst_metadata_entry *entry = &job->metadata[i];
-        bool is_digest = entry->key_size >= sizeof prefix - 1 &&
-                         memcmp(entry->key, prefix, sizeof prefix - 1) == 0;
-        if (!is_digest) job->metadata[kept++] = *entry;
-    }
-    job->save.metadata_count = kept;
-    if (kept < count)
-        fprintf(stderr, "the digests inside are left out: they are of what was there before; "
-                        "'hash --embed' makes new ones\n");
+static int compare_sources(const void *key, const void *element) {
+    size_t wanted = *(const size_t *)key, own = ((const rewrite_output *)element)->source;
+    return wanted < own ? -1 : wanted > own;
+}
+
+/// What becomes of a tensor of the model whose bytes stay as they are.
+static const fst_save_tensor *find_unchanged(const void *context, size_t source) {
+    const rewrite_job *job = context;
+    const rewrite_output *output =
+        bsearch(&source, job->outputs, job->count, sizeof *job->outputs, compare_sources);
+    bool same = output != NULL && output->dtype == output->info.dtype;
+    return same ? &job->tensors[output - job->outputs] : NULL;
 }
 
 static int fill_metadata(rewrite_job *job) {
     const rewrite_plan *plan = job->plan;
-    if (plan->metadata != NULL) {
-        job->save.metadata = plan->metadata;
-        job->save.metadata_count = plan->metadata_count;
-        return EXIT_GOOD;
-    }
-    job->metadata = cli_model_metadata(job->model, &job->save.metadata_count);
+    size_t *count = &job->save.metadata_count;
+    job->metadata = plan->metadata == NULL
+                        ? cli_model_metadata(job->model, count)
+                        : calloc(plan->metadata_count + 1, sizeof *job->metadata);
     if (job->metadata == NULL) return cli_no_memory();
+    if (plan->metadata != NULL) {
+        *count = plan->metadata_count;
+        memcpy(job->metadata, plan->metadata, *count * sizeof *job->metadata);
+    }
     job->save.metadata = job->metadata;
-    bool adds_tensors = plan->save.alignment_bytes > 0 || fst_model_file_count(job->model) > 1;
-    if (plan->convert || plan->renames != NULL || adds_tensors) drop_digests(job);
+    job->digests = (kept_digests){.model = job->model,
+                                  .entries = job->metadata,
+                                  .entry_count = *count,
+                                  .tensor_count = job->count,
+                                  .find = find_unchanged,
+                                  .context = job};
+    if (!cli_digests_settle(&job->digests)) return cli_no_memory();
+    *count = job->digests.entry_count;
     return EXIT_GOOD;
 }
 

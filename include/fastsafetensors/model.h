@@ -12,8 +12,11 @@ extern "C" {
 
 /// An opened model: one or more files seen as one set of tensors with unique names, numbered from
 /// 0 in file order (files in their order, tensors of a file by their place in it).
-/// Immutable once opened: any number of threads may use one at once. Loaders and tensors keep what
-/// they need of it, so closing it never invalidates them.
+/// Fillers, which stand between aligned tensors (fst_save_options.alignment_bytes), are none of its
+/// tensors: they are not counted, loaded or listed. fst_model_find() finds one by its whole name;
+/// its index is beyond fst_model_tensor_count() and serves like any other. Immutable once opened:
+/// any number of threads may use one at once. Loaders and tensors keep what they need of it, so
+/// closing it never invalidates them.
 typedef struct fst_model fst_model;
 
 /// Accept bytes after the last tensor's data (padding that some writers leave). Nothing else of
@@ -52,7 +55,8 @@ typedef struct fst_file_info {
     int has_metadata;      ///< 1 when the file has a __metadata__ object, even an empty one
     uint32_t header_reads; ///< read calls that the header took
     uint64_t table_bytes;  ///< memory of the parsed header, the header's own bytes included
-    uint64_t reserved[6];
+    size_t filler_count;   ///< of its tensors, those that only fill alignment
+    uint64_t reserved[5];
 } fst_file_info;
 
 /// Opens a model: `path` is a .safetensors file, an index (*.safetensors.index.json), or a folder

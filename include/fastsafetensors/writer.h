@@ -74,9 +74,12 @@ typedef struct fst_save_options {
     fst_save_order order;
     fst_save_engine engine;
     /// Where tensors begin in the file: at multiples of this (a power of two up to 1 MiB). The
-    /// format allows no holes, so what must be filled is filled with U8 tensors "__padding__.N";
-    /// with the reference order, tensors that need no filling come first. 0: packed, as the
-    /// reference writer does.
+    /// header ends in spaces up to there. The format allows no holes, so behind a tensor that ends
+    /// elsewhere comes a filler: a U8 tensor "__padding__.N", and a metadata key "__padding__" that
+    /// marks the file. With the reference order, tensors that end at a multiple come first, so
+    /// there are as few fillers as there can be, and none where every size is a multiple. This
+    /// library leaves fillers out when it opens a file; other readers see them as tensors. 0:
+    /// packed, as the reference writer does.
     uint64_t alignment_bytes;
     /// Bytes before the data section are a multiple of this (a multiple of 8); 0: alignment_bytes,
     /// at least 8. Spaces fill it.

@@ -101,6 +101,8 @@ class ReadAhead:
             if not self._names:
                 self._names = self._model.names()
                 self._asked = bytearray(len(self._names))
+            if index >= len(self._names):
+                return None  # a filler of alignment: behind the model's tensors
             if window is None and not self._asked[index]:
                 window = self._begin(index)
             self._asked[index] = 1

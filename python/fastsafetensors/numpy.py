@@ -229,6 +229,8 @@ def save_file(
         metadata: text only.
         durable: wait until file and folder are on the device.
         alignment: begin tensors at multiples of this many bytes.
+            Where sizes are no multiples, fillers stand between: this package leaves them out,
+            other readers see U8 tensors ``__padding__.N``.
         engine: "auto", "buffered", "direct" or "uring".
         progress: called with (bytes done, bytes in all, tensors done, tensors in all).
 

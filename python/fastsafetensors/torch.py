@@ -204,6 +204,8 @@ def save_file(
         durable: wait until file and folder are on the device; else a power cut (not a crash) may
             lose the new file.
         alignment: begin tensors at multiples of this many bytes; 0: of their dtype's.
+            Where sizes are no multiples, fillers stand between: this package leaves them out,
+            other readers see U8 tensors ``__padding__.N``.
         engine: "auto", "buffered", "direct" or "uring".
         progress: called now and then with (bytes done, bytes in all, tensors done, tensors in all);
             an exception ends the save.

@@ -2,6 +2,7 @@
 """The command's digests: kept beside models and inside, and what becomes of them."""
 
 import hashlib
+import json
 import os
 import subprocess
 
@@ -22,22 +23,91 @@ def hash_kinds():
     return kinds
 
 
-def test_embedded_digests_do_not_outlive_what_they_are_of(run, tmp_path, torch):
-    """A sound file must not be called damaged: changed bytes and other files drop digests."""
-    save_file({"p": torch.ones(40), "q": torch.ones(8)}, tmp_path / "one.safetensors")
+@pytest.fixture
+def embedded(run, tmp_path, torch):  # noqa: F811
+    """(folder, algorithms): em.safetensors keeps digests of p and q, other.safetensors none."""
+    kinds = hash_kinds()
+    save_file({"p": torch.ones(40), "q": torch.ones(7)}, tmp_path / "one.safetensors")
     save_file({"r": torch.ones(40)}, tmp_path / "other.safetensors")
-    kind = hash_kinds()[0]
-    run("hash", "--algorithm", kind, "--embed", tmp_path / "em.safetensors",
+    run("hash", "--algorithm", kinds[0], "--embed", tmp_path / "em.safetensors",
         tmp_path / "one.safetensors")
-    run("convert", "--order", "name", tmp_path / "em.safetensors", tmp_path / "same.safetensors")
-    run("verify", "--hash", tmp_path / "same.safetensors")
-    for words in (["convert", "--dtype", "BF16", tmp_path / "em.safetensors"],
-                  ["convert", "--align", "4096", tmp_path / "em.safetensors"],
-                  ["merge", tmp_path / "em.safetensors", tmp_path / "other.safetensors"]):
-        run(*words, tmp_path / "new.safetensors")
-        with safe_open(tmp_path / "new.safetensors", "pt") as f:
-            assert not [key for key in f.metadata() or {} if key.startswith("digest.")]
-        (tmp_path / "new.safetensors").unlink()
+    return tmp_path, kinds
+
+
+def kept_digests(path):
+    """The names of the tensors whose digests a file keeps, and those of its tensors."""
+    with safe_open(path, "pt") as f:
+        keys = [key for key in f.metadata() or {} if key.startswith("digest.")]
+        names = {key.removeprefix("digest.tensor.") for key in keys} - {"digest.algorithm"}
+        return names, set(f.keys())
+
+
+# What a command makes of em.safetensors, and whether the digests stay.
+REWRITES = [
+    (["convert", "--order", "name", "em"], True),
+    (["convert", "--align", "4096", "em"], True),
+    (["convert", "--dtype", "F32", "em"], True),  # nothing is converted
+    (["convert", "--dtype", "BF16", "em"], False),
+    (["extract", "--select", "p", "em"], True),
+    (["merge", "em"], True),
+    (["merge", "em", "other"], False),
+    (["rescue", "em"], True),
+    (["rescue", "half"], True),
+    (["edit", "--rename", "p=new", "em"], True),
+    (["edit", "--rename", "p=q", "--rename", "q=p", "em"], True),
+    (["edit", "--set", "a=b", "em"], True),
+    (["edit", "--clear", "em"], False),
+]
+
+
+@pytest.mark.parametrize(("words", "stays"), REWRITES, ids=lambda words: "-".join(words[:-1])
+                         if isinstance(words, list) else str(words))
+def test_digests_inside_follow_their_tensors(run, embedded, words, stays):  # noqa: F811
+    """A sound file is never called damaged; a digest never speaks of what is not there."""
+    folder, _ = embedded
+    raw = (folder / "em.safetensors").read_bytes()
+    (folder / "half.safetensors").write_bytes(raw[:-1])
+    words = [str(folder / f"{word}.safetensors") if word in ("em", "other", "half") else word
+             for word in words]
+    run(*words, folder / "new.safetensors")
+    digests, names = kept_digests(folder / "new.safetensors")
+    assert digests == (names if stays else set())
+    out, _ = run("verify", "--hash", folder / "new.safetensors", code=0 if stays else 1)
+    assert ("are right" if stays else "no digests are kept") in out
+    if words[0] in ("edit", "convert"):  # the same through a pipe
+        with open(folder / "piped.safetensors", "wb") as piped:
+            subprocess.run([run.command, *words, "-"], stdout=piped, check=True)
+        assert kept_digests(folder / "piped.safetensors") == (digests, names)
+
+
+def test_digests_inside_of_a_split_set(run, embedded):  # noqa: F811
+    folder, _ = embedded
+    run("split", "--count", "2", folder / "em.safetensors", folder / "set")
+    run("verify", "--hash", folder / "set")
+    for shard in (folder / "set").glob("*.safetensors"):
+        run("verify", "--hash", shard)
+
+
+def test_digests_of_two_kinds_do_not_mix(run, embedded):  # noqa: F811
+    folder, kinds = embedded
+    if len(kinds) < 2:
+        pytest.skip("one of libxxhash and libcrypto is not installed")
+    run("hash", "--algorithm", kinds[1], "--embed", folder / "em2.safetensors",
+        folder / "other.safetensors")
+    run("merge", folder / "em.safetensors", folder / "em2.safetensors", folder / "new.safetensors")
+    assert kept_digests(folder / "new.safetensors")[0] == set()
+
+
+def test_json_is_not_valid_where_bytes_differ(run, embedded):  # noqa: F811
+    folder, _ = embedded
+    assert json.loads(run("verify", "--hash", "--json", folder / "em.safetensors")[0])["valid"]
+    raw = bytearray((folder / "em.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (folder / "em.safetensors").write_bytes(raw)
+    said = json.loads(run("verify", "--hash", "--json", folder / "em.safetensors", code=1)[0])
+    assert said["valid"] is False and said["different"] == ["q"]
+    said = json.loads(run("verify", "--hash", "--json", folder / "other.safetensors", code=1)[0])
+    assert said["valid"] is False and said["digests"] is None
 
 
 def test_hashes(run, sample, tmp_path):

@@ -26,6 +26,7 @@ def run(command):
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
 
+    call.command = command
     return call
 
 
@@ -62,8 +63,18 @@ def test_convert_dtype_and_alignment(run, sample, tmp_path, torch):
         assert same_bits(torch, loaded[name], wanted), name
     out, _ = run("inspect", "--json", tmp_path / "out")
     for row in json.loads(out)["tensors"]:
-        if not row["name"].startswith("__padding__."):
-            assert row["offset"] % 4096 == 0 or not row["bytes"]
+        assert row["offset"] % 4096 == 0 or not row["bytes"]
+
+
+def test_show_names_what_was_meant(run, tmp_path, torch):
+    tensors = {"layer.0.weight": torch.tensor([1.0, 2.0, 4.0]), "layer.1.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / "m")
+    _, err = run("show", tmp_path / "m", "layer.0.wieght", code=1)
+    assert "'layer.0.wieght'. Close: layer.0.weight, layer.1.weight" in err
+    _, err = run("show", tmp_path / "m", "layer.1.weight", "zzz", code=1)  # one of several
+    assert err == "fastsafetensors: no tensor's name matches 'zzz'\n"
+    row = json.loads(run("show", "--json", tmp_path / "m", "layer.0.weight")[0])
+    assert row["std"] == pytest.approx(tensors["layer.0.weight"].std(unbiased=False).item())
 
 
 def test_large_tensors_convert_in_pieces(run, tmp_path, torch):

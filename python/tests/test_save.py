@@ -73,8 +73,8 @@ def test_both_packages_read_back(tmp_path, torch):
     path = tmp_path / "m.safetensors"
     fastsafetensors.torch.save_file(tensors, path, {"a": "b"}, alignment=64)
     for loaded in (safetensors.torch.load_file(path), fastsafetensors.torch.load_file(path)):
-        fillings = [name for name in loaded if name.startswith("__padding__.")]
-        assert set(loaded) - set(fillings) == set(tensors)
+        fillers = [name for name in loaded if name.startswith("__padding__.")]
+        assert set(loaded) - set(fillers) == set(tensors)
         assert all(same_bits(torch, loaded[name], tensors[name]) for name in tensors)
 
 

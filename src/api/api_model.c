@@ -78,7 +78,7 @@ size_t fst_model_file_count(const fst_model *model) {
 fst_status fst_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out,
                                  fst_error *error) {
     API_REQUIRE(model != NULL && out != NULL, error, "model or out is NULL");
-    API_REQUIRE(index < fsti_model_tensor_count(model), error, "tensor index %zu of %zu", index,
+    API_REQUIRE(index < fsti_model_entry_count(model), error, "tensor index %zu of %zu", index,
                 fsti_model_tensor_count(model));
     fsti_model_tensor_info(model, index, out);
     return FST_OK;

@@ -90,6 +90,17 @@ static inline const uint64_t *fsti_header_shape(const fsti_header *header,
     return header->shapes + tensor->shape_at;
 }
 
+/// Fillers stand between aligned tensors, since the format has no holes: tensors of U8 that are
+/// called FSTI_FILLER_NAME and a number, in a file whose metadata has the key FSTI_FILLER_KEY.
+#define FSTI_FILLER_NAME "__padding__."
+#define FSTI_FILLER_KEY "__padding__"
+
+/// Whether a name begins as fillers' names do.
+bool fsti_filler_name(const char *name, size_t name_size);
+/// Which tensors of a header are fillers. Asked once a header whether it has any: most do not.
+bool fsti_header_has_fillers(const fsti_header *header);
+bool fsti_header_is_filler(const fsti_header *header, const fsti_tensor *tensor);
+
 /// Which file holds which tensor, by *.safetensors.index.json.
 typedef struct fsti_index_entry {
     fsti_text name;

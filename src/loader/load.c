@@ -413,7 +413,7 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeo
 
 /// Makes the table of items by tensor; of several items of a tensor the first counts.
 static fst_status index_items(fst_loader *loader, fst_error *error) {
-    size_t count = loader->model->tensor_count;
+    size_t count = loader->model->entry_count;
     uint32_t *table = fsti_alloc_zeroed(count, sizeof *table);
     if (table == NULL) return fsti_error_memory(error, count * sizeof *table);
     for (size_t i = loader->plan.item_count; i-- > 0;)

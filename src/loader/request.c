@@ -40,7 +40,7 @@ static fst_status select_tensors(fst_loader *loader, const fst_load_options *opt
 static fst_status check_item(const fst_loader *loader, const fst_request_item *item, size_t index,
                              fst_error *error) {
     const char *fault = NULL;
-    if (item->tensor_index >= loader->model->tensor_count)
+    if (item->tensor_index >= loader->model->entry_count)
         fault = "tensor index out of range";
     else if ((item->slice_begin == NULL) != (item->slice_end == NULL))
         fault = "slice has only one of begin and end";

@@ -113,6 +113,8 @@ fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fs
 
 size_t fsti_model_tensor_count(const fst_model *model) { return model->tensor_count; }
 
+size_t fsti_model_entry_count(const fst_model *model) { return model->entry_count; }
+
 size_t fsti_model_file_count(const fst_model *model) { return model->file_count; }
 
 void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out) {
@@ -133,6 +135,10 @@ void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_inf
 
 void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out) {
     const model_file *file = &model->files[index];
+    const fsti_header *header = file->header;
+    size_t fillers = 0;
+    for (size_t i = 0; fsti_header_has_fillers(header) && i < header->tensor_count; i++)
+        fillers += fsti_header_is_filler(header, &header->tensors[i]);
     *out = (fst_file_info){.path = fsti_file_path(file->file),
                            .size_bytes = fsti_file_size(file->file),
                            .header_bytes = file->header->data_begin,
@@ -140,7 +146,8 @@ void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *o
                            .metadata_count = file->header->metadata_count,
                            .has_metadata = file->header->has_metadata,
                            .header_reads = file->header_reads,
-                           .table_bytes = file->header->table_bytes};
+                           .table_bytes = file->header->table_bytes,
+                           .filler_count = fillers};
 }
 
 void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,

@@ -37,16 +37,18 @@ static fst_status duplicate_failure(const fst_model *model, model_entry first, m
                           fsti_file_path(model->files[second.file].file));
 }
 
+/// Fillers are called the same in every file: of these the first is found.
 static fst_status index_names(fst_model *model, fst_error *error) {
     size_t slot_count = 4;
-    while (slot_count < model->tensor_count * 2) slot_count *= 2;
+    while (slot_count < model->entry_count * 2) slot_count *= 2;
     model->slots = fsti_alloc_zeroed(slot_count, sizeof *model->slots);
     if (model->slots == NULL) return fsti_error_memory(error, slot_count * sizeof *model->slots);
     model->slot_count = slot_count;
-    for (size_t i = 0; i < model->tensor_count; i++) {
+    for (size_t i = 0; i < model->entry_count; i++) {
         model_entry entry = model->entries[i];
         const fsti_tensor *tensor = entry_tensor(model, entry);
         size_t slot = find_slot(model, entry_name(model, entry), tensor->name_size, tensor->hash);
+        if (model->slots[slot] != 0 && i >= model->tensor_count) continue;
         if (model->slots[slot] != 0)
             return duplicate_failure(model, model->entries[model->slots[slot] - 1], entry, error);
         model->slots[slot] = (uint32_t)i + 1;
@@ -81,12 +83,24 @@ static fst_status mark_mapped(const fst_model *model, const fsti_index *index, c
     return FST_OK;
 }
 
-static void collect_entries(fst_model *model, const char *marks) {
+/// Adds the tensors that are marked (all without marks), fillers or those that are none.
+static void add_entries(fst_model *model, const char *marks, bool fillers) {
     size_t place = 0;
-    for (uint32_t file = 0; file < model->file_count; file++)
-        for (uint32_t tensor = 0; tensor < model->files[file].header->tensor_count; tensor++)
-            if (marks == NULL || marks[place++] != 0)
-                model->entries[model->tensor_count++] = (model_entry){file, tensor};
+    for (uint32_t f = 0; f < model->file_count; f++) {
+        const fsti_header *header = model->files[f].header;
+        bool may_fill = fsti_header_has_fillers(header);
+        for (uint32_t t = 0; t < header->tensor_count; t++) {
+            bool is_filler = may_fill && fsti_header_is_filler(header, &header->tensors[t]);
+            if ((marks == NULL || marks[place++] != 0) && is_filler == fillers)
+                model->entries[model->entry_count++] = (model_entry){f, t};
+        }
+    }
+}
+
+static void collect_entries(fst_model *model, const char *marks) {
+    add_entries(model, marks, false);
+    model->tensor_count = model->entry_count;
+    add_entries(model, marks, true);
 }
 
 static fst_status collect_mapped(fst_model *model, const fsti_index *index, fst_error *error) {
@@ -108,13 +122,14 @@ static fst_status collect_mapped(fst_model *model, const fsti_index *index, fst_
 
 fst_status fsti_model_merge(fst_model *model, const fsti_index *index, fst_error *error) {
     size_t all = count_all(model);
-    if (index == NULL && model->file_count == 1) {
-        model->tensor_count = all;
+    if (index == NULL && model->file_count == 1 &&
+        !fsti_header_has_fillers(model->files[0].header)) {
+        model->tensor_count = model->entry_count = all;
         return FST_OK;
     }
     if (all >= UINT32_MAX)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "too many tensors");
-    model->entries = fsti_alloc(all * sizeof *model->entries);
+    model->entries = fsti_alloc((all + 1) * sizeof *model->entries);
     if (model->entries == NULL) return fsti_error_memory(error, all * sizeof *model->entries);
     if (index != NULL)
         FST_TRY(collect_mapped(model, index, error));

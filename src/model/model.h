@@ -25,10 +25,13 @@ struct fst_model {
     fsti_refcount refs;
     model_file *files;
     size_t file_count;
-    /// By tensor index; NULL for one file, where both numbers are the same.
+    /// By tensor index; NULL for one file without fillers, where both numbers are the same. Fillers
+    /// come last, behind the model's tensors: whoever goes through these does not meet them, and
+    /// who asks for one by name finds it.
     model_entry *entries;
     size_t tensor_count;
-    uint32_t *slots; ///< names of all files: index + 1; NULL for one file
+    size_t entry_count; ///< tensors and fillers
+    uint32_t *slots;    ///< names of all entries: index + 1; NULL where `entries` is
     size_t slot_count;
     uint64_t hash_key;
     pthread_mutex_t lock; ///< for mappings
@@ -111,6 +114,8 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count, ui
                                  fst_model **out, fst_error *error);
 void fsti_model_unref(fst_model *model);
 size_t fsti_model_tensor_count(const fst_model *model);
+/// With fillers: what indexes are below.
+size_t fsti_model_entry_count(const fst_model *model);
 size_t fsti_model_file_count(const fst_model *model);
 /// `index` is in range.
 void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out);

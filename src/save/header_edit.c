@@ -16,7 +16,11 @@ typedef struct header_edit {
     size_t tensor_count;
     fst_metadata_entry *metadata;
     size_t metadata_count;
+    char *keys; ///< of digests whose tensors get other names
 } header_edit;
+
+/// Keys of digests that a file keeps of its tensors: this and the tensor's name.
+#define DIGEST_KEY "digest.tensor."
 
 static fst_status refuse(const char *path, const char *why, fst_error *error) {
     fsti_error_place place = FSTI_NOWHERE;
@@ -34,31 +38,36 @@ static fst_status rename_tensors(header_edit *edit, const fst_edit_options *opti
         FST_TRY(fsti_model_find(edit->model, rename->from, rename->from_size, &index, error));
         fst_tensor_info old;
         fsti_model_tensor_info(edit->model, index, &old);
-        if (edit->tensors[index].name != old.name) {
-            fsti_error_place place = {
-                .file = edit->file.path, .tensor = old.name, .tensor_size = old.name_size};
+        fst_save_tensor *tensor = &edit->tensors[fsti_model_entry(edit->model, index).tensor];
+        fsti_error_place place = {
+            .file = edit->file.path, .tensor = old.name, .tensor_size = old.name_size};
+        if (tensor->name != old.name)
             return fsti_error_set(error, FST_E_ARGUMENT, place, "a tensor is to get two new names");
-        }
-        edit->tensors[index].name = rename->to;
-        edit->tensors[index].name_size = rename->to_size;
+        if (edit->file.filler_count > 0 && fsti_filler_name(rename->to, rename->to_size))
+            return fsti_error_set(error, FST_E_ARGUMENT, place,
+                                  "names that begin with " FSTI_FILLER_NAME
+                                  " are for the filling between aligned tensors");
+        tensor->name = rename->to;
+        tensor->name_size = rename->to_size;
     }
     return FST_OK;
 }
 
 static fst_status describe_tensors(header_edit *edit, const fst_edit_options *options,
                                    fst_error *error) {
-    edit->tensor_count = fsti_model_tensor_count(edit->model);
+    // The file's tensors, fillers too, as they lie.
+    const fsti_header *header = edit->model->files[0].header;
+    edit->tensor_count = header->tensor_count;
     edit->tensors = fsti_alloc_zeroed(edit->tensor_count + 1, sizeof *edit->tensors);
     if (edit->tensors == NULL)
         return fsti_error_memory(error, edit->tensor_count * sizeof *edit->tensors);
     for (size_t i = 0; i < edit->tensor_count; i++) {
-        fst_tensor_info info;
-        fsti_model_tensor_info(edit->model, i, &info);
-        edit->tensors[i] = (fst_save_tensor){.name = info.name,
-                                             .name_size = info.name_size,
-                                             .dtype = info.dtype,
-                                             .rank = info.rank,
-                                             .shape = info.shape};
+        const fsti_tensor *tensor = &header->tensors[i];
+        edit->tensors[i] = (fst_save_tensor){.name = fsti_header_name(header, tensor),
+                                             .name_size = tensor->name_size,
+                                             .dtype = (fst_dtype)tensor->dtype,
+                                             .rank = tensor->rank,
+                                             .shape = fsti_header_shape(header, tensor)};
     }
     return rename_tensors(edit, options, error);
 }
@@ -72,16 +81,64 @@ static size_t find_key(const header_edit *edit, const fst_metadata_entry *entry)
     return at;
 }
 
+/// The tensor that a key is the digest of, where it gets another name.
+static const fst_save_tensor *renamed_by_key(const header_edit *edit,
+                                             const fst_metadata_entry *entry) {
+    size_t prefix = strlen(DIGEST_KEY);
+    const fsti_header *header = edit->model->files[0].header;
+    if (entry->key_size < prefix || memcmp(entry->key, DIGEST_KEY, prefix) != 0) return NULL;
+    size_t index = fsti_header_find(header, entry->key + prefix, entry->key_size - prefix);
+    if (index == SIZE_MAX) return NULL;
+    const fst_save_tensor *tensor = &edit->tensors[index];
+    return tensor->name == fsti_header_name(header, &header->tensors[index]) ? NULL : tensor;
+}
+
+/// Digests go with their tensors' names.
+static fst_status rename_digests(header_edit *edit, fst_error *error) {
+    size_t prefix = strlen(DIGEST_KEY), wanted = 0;
+    for (size_t i = 0; i < edit->metadata_count; i++) {
+        const fst_save_tensor *tensor = renamed_by_key(edit, &edit->metadata[i]);
+        if (tensor != NULL) wanted += prefix + tensor->name_size + 1;
+    }
+    char *key = edit->keys = fsti_alloc_zeroed(wanted + 1, 1);
+    if (key == NULL) return fsti_error_memory(error, wanted);
+    for (size_t i = 0; i < edit->metadata_count; i++) {
+        const fst_save_tensor *tensor = renamed_by_key(edit, &edit->metadata[i]);
+        if (tensor == NULL) continue;
+        memcpy(key, DIGEST_KEY, prefix);
+        memcpy(key + prefix, tensor->name, tensor->name_size);
+        edit->metadata[i].key = key;
+        edit->metadata[i].key_size = prefix + tensor->name_size;
+        key += edit->metadata[i].key_size + 1;
+    }
+    return FST_OK;
+}
+
+/// The mark of fillers goes with these: without it they would be tensors.
+static bool is_mark(const header_edit *edit, const fst_metadata_entry *entry) {
+    return edit->file.filler_count > 0 && entry->key_size == strlen(FSTI_FILLER_KEY) &&
+           memcmp(entry->key, FSTI_FILLER_KEY, entry->key_size) == 0;
+}
+
 /// The old entries, in their order, with what is set at its place or at the end.
 static fst_status change_metadata(header_edit *edit, const fst_edit_options *options,
                                   fst_error *error) {
     size_t capacity = edit->file.metadata_count + options->metadata_count + 1;
     edit->metadata = fsti_alloc(capacity * sizeof *edit->metadata);
     if (edit->metadata == NULL) return fsti_error_memory(error, capacity * sizeof *edit->metadata);
-    for (size_t i = 0; options->clear_metadata == 0 && i < edit->file.metadata_count; i++)
-        fsti_model_metadata(edit->model, 0, i, &edit->metadata[edit->metadata_count++]);
+    for (size_t i = 0; i < edit->file.metadata_count; i++) {
+        fst_metadata_entry *entry = &edit->metadata[edit->metadata_count];
+        fsti_model_metadata(edit->model, 0, i, entry);
+        if (options->clear_metadata == 0 || is_mark(edit, entry)) edit->metadata_count++;
+    }
+    FST_TRY(rename_digests(edit, error));
     for (size_t i = 0; i < options->metadata_count; i++) {
         const fst_metadata_entry *change = &options->metadata[i];
+        if (change->value == NULL && is_mark(edit, change))
+            return refuse(edit->file.path,
+                          "the metadata key " FSTI_FILLER_KEY
+                          " tells which tensors only fill alignment: it stays as long as they do",
+                          error);
         size_t at = find_key(edit, change);
         bool is_new = at == edit->metadata_count;
         if (change->value != NULL) {
@@ -197,6 +254,7 @@ fst_status fsti_header_edit(const char *path, const char *target, const fst_edit
     fst_status status = edit_model(&edit, path, target, options, stats, error);
     fsti_free(edit.tensors);
     fsti_free(edit.metadata);
+    fsti_free(edit.keys);
     fsti_model_unref(model);
     return status;
 }

@@ -2,12 +2,12 @@
 /// Layout: names checked, tensors ordered and given their places, the header made.
 #include "layout.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define RESERVED_NAME "__metadata__"
-#define PADDING_NAME "__padding__."
 /// A filling tensor's name with its number and NUL.
 #define PADDING_NAME_BYTES 32u
 
@@ -121,7 +121,7 @@ static fst_status fill_entries(fst_layout *layout, const fst_save_tensor *tensor
 static fsti_header_entry make_filling(fst_layout *layout, size_t number, uint64_t size_bytes) {
     char *name = layout->names + number * PADDING_NAME_BYTES;
     layout->shapes[number] = size_bytes;
-    int size = snprintf(name, PADDING_NAME_BYTES, PADDING_NAME "%zu", number);
+    int size = snprintf(name, PADDING_NAME_BYTES, FSTI_FILLER_NAME "%zu", number);
     return (fsti_header_entry){.name = name,
                                .name_size = (size_t)size,
                                .dtype = FST_DTYPE_U8,
@@ -177,11 +177,10 @@ static fst_status place_all(fst_layout *layout, const fst_save_options *options,
 /// A name of the caller's may be what a filling would be called.
 static fst_status check_padding_names(const fst_save_tensor *tensors, size_t tensor_count,
                                       uint64_t alignment, fst_error *error) {
-    size_t size = strlen(PADDING_NAME);
     for (size_t i = 0; alignment > 1 && i < tensor_count; i++)
-        if (tensors[i].name_size >= size && memcmp(tensors[i].name, PADDING_NAME, size) == 0)
+        if (fsti_filler_name(tensors[i].name, tensors[i].name_size))
             return refuse(&tensors[i], error,
-                          "names that begin with " PADDING_NAME
+                          "names that begin with " FSTI_FILLER_NAME
                           " are for the filling between aligned tensors");
     return FST_OK;
 }
@@ -204,8 +203,29 @@ static fst_status check_metadata(const fst_save_options *options, fst_error *err
     return FST_OK;
 }
 
+/// The caller's metadata with the mark of fillers, in place of an older one; NULL without memory.
+/// `text` becomes the mark's value.
+static fst_metadata_entry *mark_fillers(const fst_save_options *options, char *text,
+                                        size_t text_size, size_t *count) {
+    fst_metadata_entry *entries = fsti_alloc((options->metadata_count + 1) * sizeof *entries);
+    if (entries == NULL) return NULL;
+    int size = snprintf(text, text_size, "%" PRIu64, options->alignment_bytes);
+    fst_metadata_entry mark = {.key = FSTI_FILLER_KEY,
+                               .key_size = strlen(FSTI_FILLER_KEY),
+                               .value = text,
+                               .value_size = (size_t)size};
+    *count = 0;
+    for (size_t i = 0; i < options->metadata_count; i++)
+        if (options->metadata[i].key_size != mark.key_size ||
+            memcmp(options->metadata[i].key, mark.key, mark.key_size) != 0)
+            entries[(*count)++] = options->metadata[i];
+    entries[(*count)++] = mark;
+    return entries;
+}
+
 static fst_status write_header(fst_layout *layout, const fst_save_options *options,
                                fst_error *error) {
+    char text[24];
     uint64_t alignment = options->header_alignment_bytes;
     if (alignment == 0) alignment = fsti_max(options->alignment_bytes, FSTI_FORMAT_LENGTH_BYTES);
     fsti_header_draft draft = {
@@ -218,7 +238,17 @@ static fst_status write_header(fst_layout *layout, const fst_save_options *optio
         .metadata_last = options->metadata_last,
         .alignment_bytes = alignment,
     };
-    FST_TRY(fsti_header_write(&draft, &layout->header, &layout->header_bytes, error));
+    fst_metadata_entry *marked = NULL;
+    if (layout->entry_count > layout->tensor_count) {
+        marked = mark_fillers(options, text, sizeof text, &draft.metadata_count);
+        if (marked == NULL)
+            return fsti_error_memory(error, options->metadata_count * sizeof *marked);
+        draft.metadata = marked;
+        draft.has_metadata = true;
+    }
+    fst_status status = fsti_header_write(&draft, &layout->header, &layout->header_bytes, error);
+    fsti_free(marked);
+    FST_TRY(status);
     uint64_t data_bytes = 0;
     if (layout->entry_count > 0)
         data_bytes = layout->entries[layout->order[layout->entry_count - 1]].end;

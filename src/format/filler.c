@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Fillers: the tensors that stand between aligned ones, known by name, dtype and metadata.
+#include <string.h>
+
+#include "format.h"
+
+bool fsti_filler_name(const char *name, size_t name_size) {
+    size_t size = strlen(FSTI_FILLER_NAME);
+    return name_size > size && memcmp(name, FSTI_FILLER_NAME, size) == 0;
+}
+
+bool fsti_header_has_fillers(const fsti_header *header) {
+    size_t size = strlen(FSTI_FILLER_KEY);
+    for (size_t i = 0; i < header->metadata_count; i++) {
+        fsti_text key = header->metadata[i].key;
+        if (key.size == size && memcmp(header->bytes + key.at, FSTI_FILLER_KEY, size) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool fsti_header_is_filler(const fsti_header *header, const fsti_tensor *tensor) {
+    const char *name = fsti_header_name(header, tensor);
+    if (tensor->dtype != FST_DTYPE_U8 || tensor->rank != 1 ||
+        !fsti_filler_name(name, tensor->name_size))
+        return false;
+    for (size_t i = strlen(FSTI_FILLER_NAME); i < tensor->name_size; i++)
+        if (name[i] < '0' || name[i] > '9') return false;
+    return true;
+}
