@@ -51,8 +51,9 @@ typedef enum fst_cache {
     /// What is absent is brought into the page cache by large reads, whatever the readahead setting
     /// of the device; views wait for it. Not with the engines that go around it.
     FST_CACHE_KEEP = 1,
-    /// What is absent is read around the page cache where the file system can; what is cached is
-    /// taken from there. FST_MODE_AUTO is then LOAD. Not with the engines that need the cache.
+    /// What is absent is read around the page cache where the file system can, else through it and
+    /// dropped there at once; what is cached is taken from there, and stays. FST_MODE_AUTO is then
+    /// LOAD. Not with the engines that need the cache.
     FST_CACHE_BYPASS = 2,
 } fst_cache;
 #define FST_CACHE_COUNT 3

@@ -35,7 +35,20 @@ static const char *buffered_reason(int fd) {
     return NULL;
 }
 
-int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size) {
+/// Opens `path` if it still is the file behind `fd`; else -1.
+static int open_same(const char *path, int fd, int flags) {
+    struct stat is, was;
+    int again = open(path, flags | O_NONBLOCK);
+    if (again < 0) return -1;
+    if (fstat(again, &is) == 0 && fstat(fd, &was) == 0 && is.st_dev == was.st_dev &&
+        is.st_ino == was.st_ino)
+        return again;
+    close(again);
+    errno = ESTALE;
+    return -1;
+}
+
+int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size) {
     const char *buffered = buffered_reason(fd);
     if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
     if (buffered != NULL) {
@@ -45,7 +58,10 @@ int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size) {
     // By its descriptor: the path may name another file by now.
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    int direct = open(link, flags | O_CLOEXEC | O_DIRECT);
+    bool has_proc = !fsti_io_hidden(FSTI_IO_HIDE_PROC);
+    int direct = has_proc ? open(link, flags | O_CLOEXEC | O_DIRECT) : -1;
+    if (direct < 0 && (!has_proc || errno == ENOENT) && path != NULL)
+        direct = open_same(path, fd, flags | O_CLOEXEC | O_DIRECT);
     snprintf(reason, reason_size, "%s",
              direct >= 0 ? "the file system takes O_DIRECT" : strerror(errno));
     return direct;
@@ -59,7 +75,7 @@ int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     pthread_mutex_lock(&file->lock);
     if (!file->direct_probed) {
         file->direct_probed = true;
-        file->fd_direct = fsti_io_reopen_direct(file->fd, O_RDONLY, file->direct_reason,
+        file->fd_direct = fsti_io_reopen_direct(file->fd, file->path, O_RDONLY, file->direct_reason,
                                                 sizeof file->direct_reason);
     }
     if (reason != NULL) snprintf(reason, reason_size, "%s", file->direct_reason);

@@ -141,6 +141,12 @@ void fsti_gds_forget_verdicts(void);
 /// cache. A load's peak would be its tensors and the file otherwise.
 void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end);
 
+/// Asks the kernel to drop a range, whole pages around it, from the page cache; what somebody has
+/// mapped stays.
+void fsti_file_let_go(const fsti_file *file, uint64_t begin, uint64_t end);
+/// Asks the kernel to read nothing but what is asked for.
+void fsti_file_expect_jumps(const fsti_file *file);
+
 /// Installs the SIGBUS guard once a process; false when that failed or somebody replaced it.
 bool fsti_io_guard_ready(void);
 /// For tests: installs it anew over what is there now.
@@ -151,8 +157,9 @@ bool fsti_io_guarded(void (*work)(void *context), void *context, const void *beg
 
 // ---- for the room of files that are being made ----
 
-/// Opens the file behind a descriptor once more, past the page cache; -1 and why not.
-int fsti_io_reopen_direct(int fd, int flags, char *reason, size_t reason_size);
+/// Opens the file behind a descriptor once more, past the page cache; -1 and why not. `path` (may
+/// be NULL): where the file was, for systems without /proc.
+int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size);
 /// The descriptor of a file that was opened by its path, to copy from; else -1.
 int fsti_file_descriptor(const fsti_file *file);
 /// Gives a finished read or write to the test hook, if there is one.

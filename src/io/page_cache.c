@@ -52,21 +52,37 @@ static fst_status read_through(const fsti_file *file, uint64_t begin, uint64_t e
 /// The call is not to be had: an older kernel, a filter of system calls, memory that another call
 /// is at. What it would have found out, reading finds out as well.
 static bool can_read_instead(int failure) {
-    return failure == EINVAL || failure == ENOSYS || failure == EPERM || failure == EBUSY ||
-           failure == ENOMEM;
+    return failure == EINVAL || failure == EAGAIN || failure == ENOSYS || failure == EPERM ||
+           failure == EBUSY || failure == ENOMEM;
 }
+
+/// Told so often in a row to come again, reading is asked instead.
+#define AGAIN_COUNT_MAX 64u
 
 fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error) {
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
+    uint32_t retry_count = 0;
     while (madvise(mapping + from, end - from, MADV_POPULATE_READ) != 0) {
         int failure = errno;
-        if (failure == EINTR || failure == EAGAIN) continue;
+        if (failure == EINTR) continue;
+        if (failure == EAGAIN && retry_count++ < AGAIN_COUNT_MAX) continue;
         FST_TRY(fsti_file_check(file, error));
         if (can_read_instead(failure)) return read_through(file, begin, end, error);
         return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
     }
     return FST_OK;
+}
+
+void fsti_file_let_go(const fsti_file *file, uint64_t begin, uint64_t end) {
+    uint64_t from = fsti_align_down(begin, fsti_page_bytes());
+    if (!fsti_io_file_is_plain(file)) return;
+    posix_fadvise(file->fd, (off_t)from, (off_t)(fsti_align_up(end, fsti_page_bytes()) - from),
+                  POSIX_FADV_DONTNEED);
+}
+
+void fsti_file_expect_jumps(const fsti_file *file) {
+    if (fsti_io_file_is_plain(file)) posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
 }
 
 /// One call reads no more than the larger of the device's readahead window and its largest request:

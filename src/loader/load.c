@@ -202,6 +202,7 @@ static fsti_job job_of(const fst_loader *loader) {
                       .mappings = loader->mappings,
                       .populate = options->map_populate != 0,
                       .keeps_cache = loader->policy.keeps_cache,
+                      .clears_cache = loader->policy.clears_cache,
                       .allocator = options->allocator,
                       .device = loader->device,
                       .locks_memory = loader->locks_memory,

@@ -225,8 +225,9 @@ void fsti_output_abandon(fsti_output *output) {
 int fsti_output_direct(fsti_output *output, char *reason, size_t reason_size) {
     if (!output->direct_probed) {
         output->direct_probed = true;
-        output->fd_direct = fsti_io_reopen_direct(output->fd, O_RDWR, output->direct_reason,
-                                                  sizeof output->direct_reason);
+        output->fd_direct =
+            fsti_io_reopen_direct(output->fd, output->hidden, O_RDWR, output->direct_reason,
+                                  sizeof output->direct_reason);
     }
     snprintf(reason, reason_size, "%s", output->direct_reason);
     return output->fd_direct;

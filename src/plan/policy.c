@@ -68,6 +68,7 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
         why = "as asked";
     }
     out->keeps_cache = keeps_cache(facts, out->mode, &why_cache);
+    out->clears_cache = facts->cache == FST_CACHE_BYPASS && out->mode == FST_MODE_LOAD;
     const char *way = out->keeps_cache            ? "kept in the page cache"
                       : out->mode == FST_MODE_MAP ? "read when it is touched"
                                                   : "read around the page cache";

@@ -27,6 +27,7 @@ typedef struct fsti_load_facts {
 typedef struct fsti_load_policy {
     fst_load_mode mode; ///< LOAD or MAP
     bool keeps_cache;   ///< what is absent is brought into the page cache, and stays there
+    bool clears_cache;  ///< what has to come by way of it all the same is dropped from it
     char reason[200];
 } fsti_load_policy;
 void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out);

@@ -42,6 +42,7 @@ static fst_status choose_routes(fsti_pipeline *pipeline, fst_error *error) {
     fsti_route_wish wish = {.engine = job->engine,
                             .guard_allowed = job->guard_allowed && !to_slots,
                             .keeps_cache = job->keeps_cache,
+                            .clears_cache = job->clears_cache,
                             .is_small = is_small(job)};
     for (size_t i = 0; i < plan->extent_count; i++) {
         uint32_t file = plan->extents[i].file;
@@ -55,6 +56,14 @@ const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     return fsti_route_engine(&pipeline->routes[file], pipeline->chunks[chunk].is_resident);
+}
+
+void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_job *job = &pipeline->job;
+    const fsti_plan_chunk *range = &job->plan->chunks[chunk];
+    if (!job->clears_cache || pipeline->chunks[chunk].is_resident) return;
+    if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return;
+    fsti_file_let_go(job->files[job->plan->extents[range->extent].file], range->begin, range->end);
 }
 
 bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,

@@ -128,6 +128,9 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *
 void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
 void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 
+/// The page cache is to be left alone, and a chunk had to be read by way of it: drops it there.
+void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);
+
 /// A worker's life. `index` below lane_count: a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
 

@@ -27,11 +27,15 @@ fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_
     fsti_route absent = fsti_policy_route(&facts);
     atomic_init(&out->absent, absent);
     if (io.copies_mapping) out->resident = &fsti_io_engine_mmap;
+    bool clears = absent == FSTI_ROUTE_CACHE && wish->clears_cache;
+    // What the kernel reads beyond a range nobody would drop.
+    if (clears) fsti_file_expect_jumps(file);
     if (wish->is_small)
         snprintf(out->reason, sizeof out->reason, "small: read at once by the thread that asks");
     else
-        snprintf(out->reason, sizeof out->reason, "absent chunks by %s (%.120s), cached chunks %s",
-                 route_engines[absent]->name,
+        snprintf(out->reason, sizeof out->reason,
+                 "absent chunks by %s%s (%.120s), cached chunks %s", route_engines[absent]->name,
+                 clears ? ", then dropped from the page cache" : "",
                  wish->keeps_cache ? "so that they stay in the page cache" : io.absent_reason,
                  io.resident_reason);
     return FST_OK;

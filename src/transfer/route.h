@@ -16,7 +16,7 @@ typedef struct fsti_file_route {
 
 typedef struct fsti_route_wish {
     fst_engine engine;
-    bool guard_allowed, keeps_cache;
+    bool guard_allowed, keeps_cache, clears_cache;
     bool is_small;
 } fsti_route_wish;
 

@@ -45,7 +45,9 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     chunk_state *state = &pipeline->chunks[index];
     state->is_resident = false;
     bool is_view = pipeline->sink->is_view;
-    if (is_view || fsti_route_engine(route, true) != fsti_route_engine(route, false)) {
+    bool matters = is_view || pipeline->job.clears_cache ||
+                   fsti_route_engine(route, true) != fsti_route_engine(route, false);
+    if (matters) {
         uint64_t total, resident;
         resident = sample_residency(pipeline->job.files[file_index], chunk, &total);
         // A view's missing pages come one by one; to bring in what is there costs nothing.

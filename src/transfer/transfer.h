@@ -25,6 +25,7 @@ typedef struct fsti_job {
     char *const *mappings; ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
     bool populate;         ///< make resident pages of the mappings present
     bool keeps_cache;      ///< what is absent is read by way of the page cache
+    bool clears_cache;     ///< what has to be read that way all the same is dropped again
     const fst_allocator *allocator; ///< NULL: arenas, or the device's memory
     fsti_device *device;            ///< NULL: the processors
     bool locks_memory;              ///< arenas are locked by the device's driver; no copies to it

@@ -167,7 +167,8 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.bytes_read += size;
     bool is_direct = lane->engine->is_direct && !block->is_buffered;
     if (is_direct) self->counts.bytes_direct += size;
-    if (!is_direct && !pipeline->chunks[block->chunk].is_resident) self->counts.cache_bytes += size;
+    bool stays = !pipeline->chunks[block->chunk].is_resident && !pipeline->job.clears_cache;
+    if (!is_direct && stays) self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
         fsti_io_forget(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
@@ -274,6 +275,7 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     FST_TRY(fsti_pipeline_check_file(self->pipeline, chunk_extent(self->pipeline, block->chunk),
                                      block->begin, error));
     if (state->way != FST_RING_AUTO) measure_way(self, block->chunk);
+    fsti_pipeline_clear_cache(self->pipeline, block->chunk);
     return self->pipeline->sink->complete(self->pipeline, block->chunk, &self->counts, error);
 }
 

@@ -91,6 +91,83 @@ TEST(a_refused_direct_read_is_read_through_the_cache)
     }
 }
 
+static uint64_t cached_bytes(const char *path) {
+    fsti_file *file = NULL;
+    uint64_t bytes = UINT64_MAX;
+    if (fsti_file_open(path, &file, NULL) != FST_OK) abort();
+    if (!fsti_file_resident(file, 0, fsti_file_size(file), &bytes)) bytes = UINT64_MAX;
+    fsti_file_unref(file);
+    return bytes;
+}
+
+TEST(a_cache_that_is_to_be_left_alone_is_whatever_the_route)
+{
+    enum { COUNT = 24, TENSOR_PAGES = 200 };
+    static const unsigned hidden[] = {0, FSTI_IO_HIDE_PROC, FSTI_IO_HIDE_DIRECT};
+    static const uint64_t sizes[] = {TENSOR_PAGES * 4096, 4096}; // by threads, and by the caller
+    for (size_t i = 0; i < 6; i++) {
+        fst_load_options options = {.struct_size = sizeof options, .cache = FST_CACHE_BYPASS};
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        const char *path = fixture_tensors("bypassed", COUNT, sizes[i / 3]);
+        fst_model *model;
+        fst_loader *loader;
+        fixture_evict(path);
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        uint64_t before = cached_bytes(path); // of the header, and what the kernel read beyond it
+        fsti_io_hide(hidden[i % 3]);
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+        fsti_io_hide(0);
+        fst_loader_close(loader);
+        fst_model_close(model);
+        if (before > COUNT * sizes[i / 3] / 2 && i < 3) SKIP("this file system does not evict");
+        bool has_direct = stats.bytes_direct > 0;
+        if (i == 0 && !has_direct) SKIP("no direct reads here");
+        CHECK_INT(has_direct, i < 2);
+        CHECK_INT(stats.cache_bytes, 0);
+        CHECK(cached_bytes(path) <= before);
+        if (i == 2) CHECK_CONTAINS(stats.reason, "then dropped from the page cache");
+    }
+}
+
+static atomic_int populate_calls, populate_errno;
+
+int __real_madvise(void *address, size_t size, int advice);
+int __wrap_madvise(void *address, size_t size, int advice);
+int __wrap_madvise(void *address, size_t size, int advice) {
+    enum { POPULATE_READ = 22 };
+    if (advice != POPULATE_READ || atomic_load(&populate_errno) == 0)
+        return __real_madvise(address, size, advice);
+    atomic_fetch_add(&populate_calls, 1);
+    errno = atomic_load(&populate_errno);
+    return -1;
+}
+
+TEST(views_that_can_not_be_made_present_are_read_in)
+{
+    static const int causes[] = {EAGAIN, EINVAL, ENOMEM};
+    for (size_t i = 0; i < sizeof causes / sizeof *causes; i++) {
+        fst_load_options options = {.struct_size = sizeof options, .cache = FST_CACHE_KEEP};
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        fst_model *model;
+        fst_loader *loader;
+        CHECK_INT(fst_model_open(make_model(), NULL, &model, NULL), FST_OK);
+        atomic_store(&populate_calls, 0);
+        atomic_store(&populate_errno, causes[i]);
+        fst_status status = fst_loader_open(model, &options, &loader, NULL);
+        if (status == FST_OK) status = fst_loader_wait(loader, 20000, NULL);
+        atomic_store(&populate_errno, 0);
+        CHECK_INT(status, FST_OK);
+        CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+        fst_loader_close(loader);
+        fst_model_close(model);
+        CHECK_TEXT(stats.mode, "map");
+        if (stats.chunks_resident == stats.chunk_count) SKIP("this file system does not evict");
+        CHECK(atomic_load(&populate_calls) > 0 && atomic_load(&populate_calls) < 1000);
+    }
+}
+
 TEST(an_engine_that_was_asked_for_keeps_its_error)
 {
     static const fst_engine forced[] = {FST_ENGINE_DIRECT, FST_ENGINE_URING};
