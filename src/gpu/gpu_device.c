@@ -147,6 +147,10 @@ fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
     return FST_OK;
 }
 
+bool fsti_device_enter_once_more(const fsti_device *device) {
+    return fsti_device_enter(device, NULL) == FST_OK || fsti_device_enter(device, NULL) == FST_OK;
+}
+
 void fsti_device_leave(const fsti_device *device) {
     const fsti_gpu_api *api = device->api;
     visit *before = &visits[--visit_count];

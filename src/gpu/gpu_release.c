@@ -25,7 +25,7 @@ static pthread_once_t leaving_once = PTHREAD_ONCE_INIT;
 static void register_leaving(void) { fsti_fork_lock(&leaving.lock); }
 
 static void give_back(const parting *one) {
-    if (fsti_device_enter(one->device, NULL) == FST_OK) {
+    if (fsti_device_enter_once_more(one->device)) {
         if (one->beneath != NULL)
             one->device->api->host_unregister(one->data);
         else

@@ -131,7 +131,7 @@ uint64_t fsti_ring_trim(void) {
         fsti_ring *next = ring->next_idle;
         const fsti_device *device = ring->device;
         // A forked child drops what is the parent's without a word to the driver.
-        if (fsti_device_enter(device, NULL) == FST_OK) {
+        if (fsti_device_enter_once_more(device)) {
             free_ring(ring);
             fsti_device_leave(device);
         }

@@ -73,7 +73,7 @@ fst_status fsti_far_take(save_far *far, const char **data, uint64_t *size_bytes,
 }
 
 void fsti_far_close(save_far *far) {
-    if (far->device == NULL || fsti_device_enter(far->device, NULL) != FST_OK) return;
+    if (far->device == NULL || !fsti_device_enter_once_more(far->device)) return;
     give_ring(far);
     fsti_device_leave(far->device);
 }

@@ -123,7 +123,7 @@ void fsti_device_lane_close(fsti_pipeline *pipeline) {
     device_lane *lane = pipeline->device_lane;
     if (lane == NULL) return;
     if (lane->has_kernel_thread) pthread_join(lane->kernel_thread, NULL);
-    if (lane->ring != NULL && fsti_device_lane_begin(pipeline, NULL) == FST_OK) {
+    if (lane->ring != NULL && fsti_device_enter_once_more(lane->device)) {
         fsti_ring_drain(lane->ring);
         fsti_ring_give(lane->ring);
         fsti_device_lane_end(pipeline);

@@ -74,6 +74,30 @@ TEST(every_call_may_fail)
     }
 }
 
+TEST(a_device_that_is_refused_once_keeps_nothing)
+{
+    static const char *const calls[] = {"cuCtxPushCurrent", "hipGetDevice", "hipSetDevice"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const gpu_fake *driver = gpu_fake_of(i == 0 ? 0 : 1);
+        fst_model *model = gpu_mixed_model();
+        bool ended = false;
+        for (long nth = 1; !ended; nth++) {
+            fst_load_options options = gpu_options_on(driver->kind, 0);
+            fst_loader *loader = NULL;
+            options.thread_count = 1;
+            driver->fail(calls[i], nth, 719);
+            fst_status status = fst_loader_open(model, &options, &loader, NULL);
+            if (status == FST_OK) status = fst_loader_wait(loader, -1, NULL);
+            fst_loader_close(loader);
+            CHECK(gpu_is_clean(driver)); // with the call that fails in it
+            ended = driver->get("fail_left") > 0;
+            driver->fail(NULL, 0, 0);
+            CHECK(status == FST_OK || status == FST_E_DEVICE);
+        }
+        fst_model_close(model);
+    }
+}
+
 TEST(contexts_may_be_refused)
 {
     const gpu_fake *driver = gpu_fake_of(0);
