@@ -100,6 +100,8 @@ typedef struct fst_save_options {
     /// fst_writer_cancel().
     fst_progress_callback progress;
     void *progress_context;
+    int others_write; ///< 1: other processes bring what comes without data (fst_writer_join())
+    int replace_link; ///< 1: a `path` that is a symbolic link is replaced, as in sets
 } fst_save_options;
 
 /// What a save did and why.
@@ -234,6 +236,51 @@ typedef struct fst_edit_options {
 /// does; fst_save() of one file takes no lock.
 FST_API FST_NODISCARD fst_status fst_header_edit(const char *path, const char *target,
                                                  const fst_edit_options *options,
+                                                 fst_save_stats *stats, fst_error *error);
+
+// A set that several processes write together. Each process may write files of its own (a writer a
+// file, then fst_writer_hand_over()), and one of them publishes all of them: fst_set_publish(). Or
+// one process makes the files (fst_save_options.others_write, fst_writer_hand_over()), the others
+// write parts of them (fst_writer_join()), and the first commits. How the processes tell each
+// other paths, and that they are done, is theirs. What a save promises holds for these, too: until
+// everything is published the old model is there, whoever dies.
+
+/// Finishes if need be, and gives the files hidden names, under which other processes find them
+/// until they are published: fst_writer_hidden_path(). The writer must stay open until then: the
+/// files of one that is closed, or whose process has died, go. They stay where a publication has
+/// got so far that an index leads to them.
+FST_API FST_NODISCARD fst_status fst_writer_hand_over(fst_writer *writer, fst_error *error);
+
+/// The hidden path of file `file_index`, once it is handed over; else NULL. It belongs to the
+/// writer.
+FST_API const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t file_index);
+
+/// Opens a file that another process has handed over with others_write, to write parts of it by
+/// fst_writer_write() or fst_writer_map(); tensors are numbered as fst_model_open() of the path
+/// numbers them. Nobody counts which bytes have come: that every one does is the processes'
+/// business. fst_writer_finish() makes them last, if `options` (may be NULL: promise and progress
+/// are looked at) say so; closing leaves the file to its maker. On success *out is the caller's.
+FST_API FST_NODISCARD fst_status fst_writer_join(const char *path, const fst_save_options *options,
+                                                 fst_writer **out, fst_error *error);
+
+/// How to publish. Everything but struct_size may be zero.
+typedef struct fst_publish_options {
+    size_t struct_size; ///< sizeof(fst_publish_options)
+    fst_save_promise promise;
+    /// 1: the set is found by its files' names alone. An index is there while it is published, and
+    /// stays only where the set had one; files of other counts stay.
+    int without_index;
+    const char *stem; ///< NULL: "model"
+} fst_publish_options;
+
+/// Publishes files that were handed over, in this order, as one set of the folder that they lie in:
+/// under the names of a set that fst_writer_open() makes, and with its promises. The index is made
+/// of the files' headers. `paths` are hidden ones of that folder (else FST_E_ARGUMENT); a tensor in
+/// two files is FST_E_ARGUMENT. Whatever is returned, the hidden names are gone afterwards, or an
+/// index leads to them, but for those of files that were refused. `stats` may be NULL.
+FST_API FST_NODISCARD fst_status fst_set_publish(const char *folder, const char *const *paths,
+                                                 size_t path_count,
+                                                 const fst_publish_options *options,
                                                  fst_save_stats *stats, fst_error *error);
 
 /// A hidden file that a save has made: ".NAME.<16 hex digits>.tmp".

@@ -1,67 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that several ranks have written get their names: the shards first, the index last."""
+"""Files that several ranks have written become a set: one of them publishes it, all or nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-INDEX = "model.safetensors.index.json"
+from ._agreement import Agreement
+from ._core import Writer, publish_set
+from ._errors import serialization_error
 
 
-def sync(path: str | os.PathLike[str]) -> None:
-    """Wait until a file or folder is on the device."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+@dataclass(frozen=True)
+class SetPlace:
+    """Where a set goes: STEM-00001-of-0000N.safetensors in a folder, perhaps without an index."""
+
+    folder: str
+    stem: str
+    durable: bool
+    without_index: bool = False
+
+
+def _hand_over(writers: Mapping[int, Writer]) -> dict[int, str]:
+    """{number of the file: its hidden name}: everything is written."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return {number: os.path.basename(writer.hand_over()[0])
+                for number, writer in writers.items()}
+    except OSError as error:
+        raise serialization_error(error) from error
 
 
-def listed_files(folder: pathlib.Path) -> set[str]:
-    """Names of the files that the folder's index leads to; none that lie elsewhere."""
-    try:
-        listed = json.loads((folder / INDEX).read_text())["weight_map"].values()
-        return {name for name in listed if os.path.basename(name) == name}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return set()
-
-
-def publish(
-    folder: pathlib.Path,
-    files: Sequence[tuple[str | os.PathLike[str], str]],
-    weight_map: Mapping[str, str],
-    total_bytes: int,
-    *,
-    hidden: str,
-    durable: bool,
-    with_index: bool = True,
+def publish_together(
+    pg: Any,
+    agreement: Agreement,
+    writers: Mapping[int, Writer],
+    place: SetPlace,
+    error: Exception | None = None,
 ) -> None:
-    """Rename (temporary, final) files, put the index in place, remove an earlier model's files.
+    """Write the files of all ranks, {number: writer} of this one's; then rank 0 names them.
 
-    hidden: the name of the index until it is whole. with_index False: the model is one file, and an
-    index of an earlier one goes.
+    The writers must stay open until this returns. error: what went wrong here before. Until rank 0
+    publishes, an error on any rank is one on all, and the old model is there; a writer that is
+    closed takes its file back.
     """
-    old = listed_files(folder)
-    for temporary, final in files:
-        if durable:
-            sync(temporary)
-        os.replace(temporary, folder / final)
-    if with_index:
-        begun = folder / hidden
-        begun.write_text(json.dumps({"metadata": {"total_size": total_bytes},
-                                     "weight_map": dict(weight_map)},
-                                    indent=2, sort_keys=True) + "\n")
-        if durable:
-            sync(begun)
-        os.replace(begun, folder / INDEX)
-    else:
-        (folder / INDEX).unlink(missing_ok=True)
-    for name in old - {final for _, final in files}:
-        with contextlib.suppress(OSError):
-            (folder / name).unlink()
-    if durable:
-        sync(folder)
+    hidden: dict[int, str] = {}
+    if error is None:
+        try:
+            hidden = _hand_over(writers)
+        except Exception as failure:
+            error = failure
+    agreement.agree("the end of writing", error=error)
+    every: dict[str, str] = {}
+    for text in pg.exchange_texts(json.dumps(hidden), "the hidden files"):
+        every.update(json.loads(text))
+    if pg.rank() == 0:
+        paths = [os.path.join(place.folder, every[str(at)]) for at in range(len(every))]
+        try:
+            publish_set(place.folder, paths, place.stem, place.durable, place.without_index)
+        except Exception as failure:
+            error = failure
+    agreement.agree("the new names", error=error)

@@ -17,14 +17,12 @@ import pathlib
 from typing import Any
 
 from ._agreement import Agreement
-from ._publish import INDEX, publish
-from ._torch_state import check_tensors
-from .torch import save_file
+from ._core import Writer
+from ._publish import SetPlace, publish_together
+from ._torch_state import check_tensors, make_rows
 from .v05.frameworks import get_framework_op
 
 __all__ = ["save_on_ranks"]
-
-_TEMPORARY = ".fastsafetensors-rank-"
 
 
 def _check_unique(every: list[list[list[Any]]]) -> None:
@@ -49,9 +47,9 @@ def save_on_ranks(
     """Save tensors of all ranks as one sharded model.
 
     Each rank writes its own tensors to model-RANK-of-RANKS.safetensors, under a hidden name; when
-    all have, rank 0 gives the files their names, the index last. An error on one rank is one on
-    all, and that or a rank that dies leaves the folder's old model as it was. All ranks must see
-    the folder.
+    all have, rank 0 publishes them with their index, as every save of a set does: at every instant
+    the folder has the old model or the new one, whoever dies. An error on one rank is one on all.
+    All ranks must see the folder.
 
     Args:
         tensors: {name: tensor} of this rank.
@@ -62,7 +60,7 @@ def save_on_ranks(
         timeout: seconds to wait for other ranks, None: the group's own.
 
     Returns:
-        The path of the index.
+        The path of the index, or of the one file of a rank that is alone.
 
     Raises:
         ValueError: a name on two ranks.
@@ -71,38 +69,30 @@ def save_on_ranks(
     pg = get_framework_op("pytorch").get_process_group(group, timeout)
     agreement = Agreement(pg)
     place, rank, ranks = pathlib.Path(folder), pg.rank(), pg.size()
-    temporary = [place / f"{_TEMPORARY}{number}.safetensors" for number in range(ranks)]
-    final = [f"model-{number + 1:05d}-of-{ranks:05d}.safetensors" for number in range(ranks)]
+    name = f"model-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else "model"
     failure: Exception | None = None
     mine: list[list[Any]] = []
     try:
         check_tensors(tensors, metadata)
         place.mkdir(parents=True, exist_ok=True)
-        for left in place.glob(f"{_TEMPORARY}*") if rank == 0 else []:
-            left.unlink()  # of a save that was interrupted; nobody has begun to write yet
-        mine = [[name, tensor.nbytes] for name, tensor in tensors.items()]
+        mine = [[key, tensor.nbytes] for key, tensor in tensors.items()]
     except Exception as error:
         failure = error
     agreement.agree("a sharded save", [f"{ranks} files", f"metadata {metadata}"], failure)
     every = [json.loads(text) for text in pg.exchange_texts(json.dumps(mine), "the names")]
+    writers: dict[int, Writer] = {}
     try:
         try:
             _check_unique(every)
-            save_file(tensors, temporary[rank], {"format": "pt"} if metadata is None else metadata,
-                      durable=durable)
+            rows, owners = make_rows(tensors, far=True)
+            writers[rank] = Writer(
+                place / f"{name}.safetensors", rows,
+                {"format": "pt"} if metadata is None else metadata,
+                promise="durable" if durable else "quick", owners=owners, replace_link=True)
         except Exception as error:
             failure = error
-        agreement.agree("the end of writing", error=failure)
-        try:
-            if rank == 0:
-                weight_map = {name: final[at] for at, rows in enumerate(every) for name, _ in rows}
-                total = sum(size for rows in every for _, size in rows)
-                publish(place, list(zip(temporary, final, strict=True)), weight_map, total,
-                        hidden=f"{_TEMPORARY}index", durable=durable)
-        except Exception as error:
-            failure = error
-        agreement.agree("the new names", error=failure)
-    except BaseException:
-        temporary[rank].unlink(missing_ok=True)
-        raise
-    return str(place / INDEX)
+        publish_together(pg, agreement, writers, SetPlace(str(place), "model", durable), failure)
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return str(place / ("model.safetensors.index.json" if ranks > 1 else "model.safetensors"))

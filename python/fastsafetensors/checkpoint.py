@@ -15,12 +15,13 @@ something else is an error (put it into a file of your own).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
 import pathlib
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ._torch_installed import torch  # isort: skip  # first: it says what is missing
@@ -43,16 +44,15 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ._core import Model, assign_shards, layout
+from ._core import Model, Writer, assign_shards
 from ._load import OpenLoad
-from ._publish import publish, sync
 from ._saving import parse_size
+from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
 
 __all__ = ["FastSafetensorsReader", "FastSafetensorsWriter"]
 
-_TEMPORARY = ".fastsafetensors-"
 # Most bytes that were read and not yet copied to their place.
 _BUDGET_BYTES = 256 << 20
 
@@ -161,51 +161,46 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
         return path.suffix in (".safetensors", ".json") or any(path.glob("*.safetensors"))
 
 
-@dataclass
-class _Place:
-    """Where a tensor lies: the file under its temporary name, and from which byte on."""
+class _Part:
+    """What this rank writes of a file that the coordinator has made."""
 
-    path: str
-    offset: int
-    shape: tuple[int, ...]
+    def __init__(self, path: str, promise: str) -> None:
+        """Open the file, which has its header by now."""
+        self._model = Model(path)
+        self._writer = Writer(path, [], promise=promise, joins=True)
 
+    def write(self, name: str, chunk: ChunkStorageMetadata, tensor: Any) -> None:
+        """Write a chunk of a tensor, which is packed on the CPU, to its pieces of the file."""
+        index = self._model.find(name)
+        sizes, shape = list(chunk.sizes), list(self._model.info(index)[1])
+        if tensor.numel() == 0:
+            return
+        cut = [d for d in range(len(shape)) if sizes[d] != shape[d]]
+        if not cut or cut[-1] == 0:  # one piece
+            begin = chunk.offsets[0] * math.prod(shape[1:]) * tensor.element_size() if shape else 0
+            self._writer.write(index, begin, address_of(name, tensor), tensor.nbytes)
+            return
+        memory = (ctypes.c_char * self._model.nbytes(index)).from_address(self._writer.map(index))
+        whole = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(shape)
+        key = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, sizes, strict=True))
+        whole[key].copy_(tensor)
 
-def _write_all(fd: int, tensor: Any, offset: int) -> None:
-    """Write a packed tensor's bytes at an offset."""
-    view = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
+    def finish(self) -> None:
+        """Make what was written last, if so promised."""
+        self._writer.finish()
 
-
-def _write_chunk(place: _Place, chunk: ChunkStorageMetadata, tensor: Any) -> None:
-    """Write a chunk of a tensor to its pieces of the file."""
-    sizes, shape = list(chunk.sizes), list(place.shape)
-    if tensor.numel() == 0:
-        return
-    item = tensor.element_size()
-    cut = [d for d in range(len(shape)) if sizes[d] != shape[d]]
-    if not cut or cut[-1] == 0:  # one piece
-        begin = chunk.offsets[0] * math.prod(shape[1:]) if shape else 0
-        fd = os.open(place.path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            _write_all(fd, tensor, place.offset + begin * item)
-        finally:
-            os.close(fd)
-        return
-    end = place.offset + math.prod(shape) * item
-    mapped = torch.from_file(place.path, shared=True, size=end, dtype=torch.uint8)
-    whole = mapped[place.offset : end].view(tensor.dtype).view(shape)
-    key = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, sizes, strict=True))
-    whole[key].copy_(tensor)
+    def close(self) -> None:
+        """Leave the file to its maker."""
+        self._writer.close()
+        self._model.close()
 
 
 class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
     """Writes a Hugging Face folder: model.safetensors, or numbered files and their index.
 
-    The coordinator lays the files out under temporary names, every rank writes its parts, and when
-    all have, the files get their names, the index last. Until then the folder's old model is whole;
-    a rank that dies leaves it so, and the next save removes what was begun.
+    The coordinator makes the files under hidden names, every rank writes its parts, and when all
+    have, the coordinator publishes them with their index, as every save of a set does: at every
+    instant the folder has the old model or the new one, whoever dies.
     """
 
     def __init__(
@@ -221,23 +216,23 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         self._path = pathlib.Path(path)
         self._limit = parse_size(max_shard_size)
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
-        self._durable = durable
-        self._files: list[tuple[str, str]] = []  # (temporary, final), on the coordinator
-        self._weight_map: dict[str, str] = {}
-        self._total = 0
+        self._promise = "durable" if durable else "quick"
+        self._writer: Writer | None = None  # on the coordinator, between plan and end
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save, perhaps to another path."""
         if checkpoint_id is not None:
             self._path = pathlib.Path(checkpoint_id)
-        self._files, self._weight_map, self._total = [], {}, 0
+        self._drop()
+
+    def _drop(self) -> None:
+        """What was begun and not published goes."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Make the folder, and remove what an interrupted save has left."""
-        if is_coordinator:
-            self._path.mkdir(parents=True, exist_ok=True)
-            for left in self._path.glob(f"{_TEMPORARY}*"):
-                left.unlink()
+        """Do nothing: files are made when it is known what they hold."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuse what is no tensor."""
@@ -266,51 +261,45 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
             for plan in plans
         ]
 
-    def _make_files(self, tensors: dict[str, Any]) -> dict[str, _Place]:
-        names = list(tensors)
-        file_of, count = assign_shards([tensors[name][2] for name in names], None, self._limit)
-        count = max(count, 1)
-        mark = secrets.token_hex(4)
-        places: dict[str, _Place] = {}
-        for number in range(count):
-            final = ("model.safetensors" if count == 1
-                     else f"model-{number + 1:05d}-of-{count:05d}.safetensors")
-            temporary = str(self._path / f"{_TEMPORARY}{mark}-{number}")
-            own = [name for name, file in zip(names, file_of, strict=True) if file == number]
-            rows: list[Any] = [(name, tensors[name][0], tensors[name][1], None, tensors[name][2])
-                               for name in own]
-            header, begins, size, _ = layout(None, rows, self._metadata)
-            with open(temporary, "xb") as file:
-                file.write(header)
-                if size > len(header):
-                    os.posix_fallocate(file.fileno(), 0, size)
-            self._files.append((temporary, final))
-            for name, begin in zip(own, begins, strict=True):
-                places[name] = _Place(temporary, begin, tensors[name][1])
-                self._weight_map[name] = final
-        self._total = sum(size for *_, size in tensors.values())
-        return places
+    def _make_files(self, tensors: dict[str, Any]) -> dict[str, str]:
+        """Make the files; return the hidden path of each tensor's."""
+        self._drop()
+        sizes = [size for _, _, size in tensors.values()]
+        file_of, count = assign_shards(sizes, None, self._limit)
+        rows: list[Any] = [(name, dtype, shape, None, size)
+                           for name, (dtype, shape, size) in tensors.items()]
+        self._writer = Writer(self._path, rows, self._metadata, promise=self._promise,
+                              file_of=file_of, file_count=max(count, 1), others_write=True)
+        hidden = self._writer.hand_over()
+        return {name: hidden[file] for name, file in zip(tensors, file_of, strict=True)}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's parts."""
         results = []
-        for item in plan.items:
-            data: Any = item.tensor_data
-            tensor = planner.resolve_data(item)
-            assert isinstance(tensor, torch.Tensor)
-            tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            _write_chunk(plan.storage_data[item.index.fqn], data.chunk, tensor)
-            results.append(WriteResult(item.index, tensor.nbytes, None))
-        if self._durable:
-            for path in sorted({place.path for place in plan.storage_data.values()}):
-                sync(path)
+        parts: dict[str, _Part] = {}
+        with contextlib.ExitStack() as stack:
+            for item in plan.items:
+                data: Any = item.tensor_data
+                name = item.index.fqn
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, torch.Tensor)
+                tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+                path = plan.storage_data[name]
+                if path not in parts:
+                    parts[path] = stack.enter_context(contextlib.closing(
+                        _Part(path, self._promise)))
+                parts[path].write(name, data.chunk, tensor)
+                results.append(WriteResult(item.index, tensor.nbytes, None))
+            for part in parts.values():
+                part.finish()
         return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Give the files their names, the index last. On the coordinator, when all have written."""
-        publish(self._path, self._files, self._weight_map, self._total,
-                hidden=f"{_TEMPORARY}index", durable=self._durable,
-                with_index=len(self._files) > 1)
+        """Publish the files. On the coordinator, when all have written."""
+        if self._writer is None:
+            raise RuntimeError("finish() without a plan: nothing was begun")
+        self._writer.commit()
+        self._drop()
 
     def storage_meta(self) -> StorageMeta | None:
         """Return what identifies the checkpoint."""

@@ -133,6 +133,8 @@ static PyMethodDef module_methods[] = {
      "(header, offset of each tensor, bytes of the file, filling tensors) without writing."},
     {"assign_shards", fstpy_assign_shards, METH_VARARGS,
      "assign_shards(sizes, groups or None, limit) -> (file of each tensor, number of files)."},
+    {"publish_set", fstpy_publish_set, METH_VARARGS,
+     "publish_set(folder, hidden paths, stem, durable, without index): what was handed over."},
     {"edit_header", fstpy_edit_header, METH_VARARGS,
      "edit_header(path, target or None, {key: value or None}, {old name: new}, clear, durable)."},
     {NULL, NULL, 0, NULL},

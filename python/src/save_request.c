@@ -191,10 +191,11 @@ static int read_words(const char *promise, const char *order, const char *engine
 
 int fstpy_save_request_read(const module_state *state, PyObject *args, PyObject *kwargs,
                             save_arguments *arguments, save_request *request) {
-    static char *names[] = {"path",          "tensors",  "metadata",   "promise",
-                            "order",         "engine",   "alignment",  "header_alignment",
-                            "metadata_last", "file_of",  "file_count", "stem",
-                            "threads",       "progress", "owners",     NULL};
+    static char *names[] = {"path",          "tensors",      "metadata",   "promise",
+                            "order",         "engine",       "alignment",  "header_alignment",
+                            "metadata_last", "file_of",      "file_count", "stem",
+                            "threads",       "progress",     "owners",     "joins",
+                            "others_write",  "replace_link", NULL};
     PyObject *metadata = Py_None, *file_of = Py_None;
     const char *promise = "quick", *order = "reference", *engine = "auto";
     fst_save_options *options = &request->options;
@@ -202,11 +203,12 @@ int fstpy_save_request_read(const module_state *state, PyObject *args, PyObject 
     unsigned file_count = 0, threads = 0;
     *arguments = (save_arguments){Py_None, NULL, Py_None, Py_None};
     options->struct_size = sizeof *options;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|O$sssKKpOIzIOO:save", names,
-                                     &arguments->path, &PyList_Type, &arguments->rows, &metadata,
-                                     &promise, &order, &engine, &alignment, &header_alignment,
-                                     &options->metadata_last, &file_of, &file_count, &options->stem,
-                                     &threads, &arguments->progress, &arguments->owners))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OO!|O$sssKKpOIzIOOppp:save", names, &arguments->path, &PyList_Type,
+            &arguments->rows, &metadata, &promise, &order, &engine, &alignment, &header_alignment,
+            &options->metadata_last, &file_of, &file_count, &options->stem, &threads,
+            &arguments->progress, &arguments->owners, &request->joins, &options->others_write,
+            &options->replace_link))
         return 0;
     options->alignment_bytes = alignment;
     options->header_alignment_bytes = header_alignment;

@@ -13,6 +13,7 @@ typedef struct save_request {
     uint64_t *numbers; ///< shapes
     size_t number_count, number_capacity;
     fst_metadata_entry *metadata;
+    int joins; ///< the path is a file that another process has handed over
 } save_request;
 
 /// What the caller passes besides path and tensors, the same for all entry points.

@@ -99,6 +99,23 @@ static void end_use(PyObject *self) {
     close_unused(object);
 }
 
+/// Opens the object's writer: of a file that is there where the request has `joins`.
+static int open_writer(PyTypeObject *type, writer_object *object, const char *path,
+                       save_request *request) {
+    fst_error error;
+    fst_status status;
+    object->reported_ns = now_ns();
+    request->options.progress = report;
+    request->options.progress_context = object;
+    Py_BEGIN_ALLOW_THREADS if (request->joins) status =
+        fst_writer_join(path, &request->options, &object->writer, &error);
+    else status = fst_writer_open(path, request->tensors, request->tensor_count, &request->options,
+                                  &object->writer, &error);
+    Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
+    if (status != FST_OK) fstpy_raise(fstpy_state(type), &error);
+    return status == FST_OK;
+}
+
 static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     module_state *state = fstpy_state(type);
     save_request request = {0};
@@ -109,21 +126,9 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self != NULL) {
         writer_object *object = (writer_object *)self;
-        fst_error error;
-        fst_status status;
         object->owners = Py_NewRef(arguments.owners);
         if (arguments.progress != Py_None) object->progress = Py_NewRef(arguments.progress);
-        object->reported_ns = now_ns();
-        request.options.progress = report;
-        request.options.progress_context = object;
-        const char *name = PyBytes_AsString(path);
-        Py_BEGIN_ALLOW_THREADS status = fst_writer_open(name, request.tensors, request.tensor_count,
-                                                        &request.options, &object->writer, &error);
-        Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
-        if (status != FST_OK) {
-            fstpy_raise(state, &error);
-            Py_CLEAR(self);
-        }
+        if (!open_writer(type, object, PyBytes_AsString(path), &request)) Py_CLEAR(self);
     }
     Py_XDECREF(path);
     fstpy_save_request_clear(&request);
@@ -214,6 +219,24 @@ static PyObject *writer_finish(PyObject *self, PyObject *none) {
 static PyObject *writer_commit(PyObject *self, PyObject *none) {
     (void)none;
     return run_step(self, fst_writer_commit);
+}
+
+/// The hidden paths under which other processes find the files.
+static PyObject *writer_hand_over(PyObject *self, PyObject *none) {
+    PyObject *paths = NULL, *done = run_step(self, fst_writer_hand_over);
+    (void)none;
+    fst_writer *writer = done == NULL ? NULL : begin_use(self);
+    Py_XDECREF(done);
+    if (writer == NULL) return NULL;
+    paths = PyList_New(0);
+    const char *path;
+    for (uint32_t i = 0; paths != NULL && (path = fst_writer_hidden_path(writer, i)) != NULL; i++) {
+        PyObject *text = PyUnicode_DecodeFSDefault(path);
+        if (text == NULL || PyList_Append(paths, text) != 0) Py_CLEAR(paths);
+        Py_XDECREF(text);
+    }
+    end_use(self);
+    return paths;
 }
 
 static PyObject *writer_close(PyObject *self, PyObject *none) {
@@ -374,12 +397,60 @@ PyObject *fstpy_assign_shards(PyObject *module, PyObject *args) {
     return result;
 }
 
+/// Encoded paths of a list, each to be released; NULL with an exception.
+static PyObject **encode_paths(PyObject *list, size_t count) {
+    PyObject **encoded = PyMem_Calloc(count + 1, sizeof *encoded);
+    if (encoded == NULL) PyErr_NoMemory();
+    for (size_t i = 0; encoded != NULL && i < count; i++) {
+        if (PyUnicode_FSConverter(PyList_GetItem(list, (Py_ssize_t)i), &encoded[i])) continue;
+        while (i-- > 0) Py_DECREF(encoded[i]);
+        PyMem_Free(encoded);
+        return NULL;
+    }
+    return encoded;
+}
+
+static PyObject *publish(PyObject *module, const char *folder, PyObject **encoded, size_t count,
+                         const fst_publish_options *options) {
+    fst_error error;
+    fst_status status;
+    const char **paths = PyMem_Calloc(count + 1, sizeof *paths);
+    if (paths == NULL) return PyErr_NoMemory();
+    for (size_t i = 0; i < count; i++) paths[i] = PyBytes_AsString(encoded[i]);
+    Py_BEGIN_ALLOW_THREADS status = fst_set_publish(folder, paths, count, options, NULL, &error);
+    Py_END_ALLOW_THREADS PyMem_Free(paths);
+    return status == FST_OK ? Py_NewRef(Py_None) : fstpy_raise(PyModule_GetState(module), &error);
+}
+
+PyObject *fstpy_publish_set(PyObject *module, PyObject *args) {
+    PyObject *folder = NULL, *list, *result = NULL;
+    fst_publish_options options = FST_STRUCT_INIT(fst_publish_options);
+    int durable = 0;
+    if (!PyArg_ParseTuple(args, "O&O!spp:publish_set", PyUnicode_FSConverter, &folder, &PyList_Type,
+                          &list, &options.stem, &durable, &options.without_index)) {
+        Py_XDECREF(folder);
+        return NULL;
+    }
+    options.promise = durable ? FST_SAVE_DURABLE : FST_SAVE_QUICK;
+    size_t count = (size_t)PyList_Size(list);
+    PyObject **encoded = encode_paths(list, count);
+    if (encoded != NULL) {
+        result = publish(module, PyBytes_AsString(folder), encoded, count, &options);
+        for (size_t i = 0; i < count; i++) Py_DECREF(encoded[i]);
+        PyMem_Free(encoded);
+    }
+    Py_DECREF(folder);
+    return result;
+}
+
 static PyMethodDef writer_methods[] = {
     {"write", writer_write, METH_VARARGS, "write(index, offset, address, bytes)."},
     {"map", writer_map, METH_O,
      "map(index): address of the tensor's bytes in the new file, valid until finish()."},
     {"finish", writer_finish, METH_NOARGS, "Writes and checks everything; names nothing yet."},
     {"commit", writer_commit, METH_NOARGS, "Finishes if need be and puts the files in place."},
+    {"hand_over", writer_hand_over, METH_NOARGS,
+     "Finishes if need be; the hidden paths of the files, for publish_set() or Writer(joins=)."},
     {"close", writer_close, METH_NOARGS, "Ends; what was not committed leaves nothing behind."},
     {"paths", writer_paths, METH_NOARGS, "Paths of the files, and of the index if there is one."},
     {"stats", writer_stats, METH_NOARGS, "What the save did and why: a dict."},

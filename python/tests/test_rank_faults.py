@@ -251,14 +251,14 @@ SAVES = COMMON + textwrap.dedent("""
           "sparse", own=ValueError)
     check()
     import fastsafetensors.sharded_save as saving
-    real = saving.save_file
+    real = saving.Writer
     def full(*arguments, **options):
         if mine:
             raise OSError(28, "No space left on device")
         return real(*arguments, **options)
-    saving.save_file = full
+    saving.Writer = full
     fails(lambda: save_on_ranks(tensors(5), target, WORLD), "No space left", own=OSError)
-    saving.save_file = real
+    saving.Writer = real
     check()
     try:
         save_on_ranks({**tensors(5), "same": torch.ones(2)}, target, WORLD)
@@ -317,7 +317,7 @@ SAVES = COMMON + textwrap.dedent("""
             if mine:
                 os._exit(0)
             return real(*arguments, **options)
-        saving.save_file = die
+        saving.Writer = die
         try:
             save_on_ranks(tensors(5), target, WORLD)
         except RankError:

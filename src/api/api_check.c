@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "format/format.h"
+
 /// Larger than any version of a struct will be: a wild struct_size is caught.
 #define STRUCT_BYTES_MAX 65536u
 
@@ -39,4 +41,16 @@ bool fsti_api_is_zero(const void *bytes, size_t size_bytes) {
     for (size_t i = 0; i < size_bytes; i++)
         if (at[i] != 0) return false;
     return true;
+}
+
+fst_status fsti_api_check_stem(const char *stem, fst_error *error) {
+    size_t fault_at;
+    if (stem == NULL) return FST_OK;
+    API_REQUIRE(stem[0] != '\0' && strchr(stem, '/') == NULL, error,
+                "a stem must not be empty or hold a slash");
+    API_REQUIRE(stem[0] != '.', error, "a stem must not begin with a dot: the set would be hidden");
+    // An index is JSON: other bytes could not be written as they are.
+    API_REQUIRE(fsti_utf8_valid((const unsigned char *)stem, strlen(stem), &fault_at), error,
+                "a stem must be UTF-8");
+    return FST_OK;
 }

@@ -23,6 +23,9 @@ fst_status fsti_api_check_size(size_t size, fst_error *error);
 fst_status fsti_api_give_struct(void *target, size_t size, const void *full, size_t full_size,
                                 fst_error *error);
 
+/// Whether a set may be named by a stem; NULL: by the default one.
+fst_status fsti_api_check_stem(const char *stem, fst_error *error);
+
 /// Whether an array of reserved words is zero.
 bool fsti_api_is_zero(const void *bytes, size_t size_bytes);
 #define API_ALL_ZERO(array) fsti_api_is_zero((array), sizeof(array))

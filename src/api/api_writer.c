@@ -21,18 +21,6 @@ static void clear_request(save_request *request) {
     fsti_free(request->metadata);
 }
 
-static fst_status check_stem(const char *stem, fst_error *error) {
-    size_t fault_at;
-    if (stem == NULL) return FST_OK;
-    API_REQUIRE(stem[0] != '\0' && strchr(stem, '/') == NULL, error,
-                "a stem must not be empty or hold a slash");
-    API_REQUIRE(stem[0] != '.', error, "a stem must not begin with a dot: the set would be hidden");
-    // An index is JSON: other bytes could not be written as they are.
-    API_REQUIRE(fsti_utf8_valid((const unsigned char *)stem, strlen(stem), &fault_at), error,
-                "a stem must be UTF-8");
-    return FST_OK;
-}
-
 static fst_status check_choices(const fst_save_options *options, fst_error *error) {
     API_REQUIRE((unsigned)options->promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
                 (int)options->promise);
@@ -52,7 +40,7 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
                 "metadata is NULL");
     API_REQUIRE(options->file_count <= 99999, error, "more than 99999 files");
-    return check_stem(options->stem, error);
+    return fsti_api_check_stem(options->stem, error);
 }
 
 static fst_status copy_metadata(save_request *request, fst_error *error) {

@@ -89,6 +89,8 @@ static fst_status open_path(const char *path, uint32_t flags, bool *same, fst_mo
         status = open_files((const char *const *)paths.paths, paths.count, flags,
                             paths.has_index ? &paths.index : NULL, out, error);
     *same = fsti_model_paths_same(&paths);
+    if (*same && status == FST_OK && paths.count > 1 && !paths.has_index)
+        *same = fsti_model_files_same(*out);
     if (status == FST_E_NOT_FOUND && *same && paths.has_index)
         status = fsti_model_name_missing(&paths, status, error);
     fsti_model_paths_clear(&paths);

@@ -123,6 +123,18 @@ fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, 
 
 // ---- a set that is replaced while it is opened ----
 
+bool fsti_model_files_same(const fst_model *model) {
+    struct stat held, there;
+    for (size_t i = 0; i < model->file_count; i++) {
+        const fsti_file *file = model->files[i].file;
+        if (fstat(fsti_file_descriptor(file), &held) != 0 ||
+            stat(fsti_file_path(file), &there) != 0 || held.st_dev != there.st_dev ||
+            held.st_ino != there.st_ino)
+            return false;
+    }
+    return true;
+}
+
 bool fsti_model_paths_same(const model_paths *paths) {
     struct stat held, there;
     if (paths->index_path == NULL) return true;

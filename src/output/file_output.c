@@ -206,6 +206,34 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
     return FST_OK;
 }
 
+static fst_status open_there(fsti_output *output, const char *hidden, fst_error *error) {
+    struct stat info;
+    output->hidden = fsti_string_copy(hidden, strlen(hidden));
+    if (output->hidden == NULL) return fsti_error_memory(error, strlen(hidden));
+    output->fd = open(hidden, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (output->fd < 0 || fstat(output->fd, &info) != 0)
+        return fsti_error_errno(error, errno, hidden, "opening the hidden file");
+    output->has_hidden = true;
+    output->size_bytes = (uint64_t)info.st_size;
+    bool is_itself = strcmp(hidden, output->target.path) == 0; // it has what it is to have
+    return output->target.has_rights && !is_itself ? keep_permissions(output, error) : FST_OK;
+}
+
+fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti_output **out,
+                             fst_error *error) {
+    fsti_output *output = fsti_alloc_zeroed(1, sizeof *output);
+    if (output == NULL) return fsti_error_memory(error, sizeof *output);
+    output->fd = output->fd_direct = -1;
+    fst_status status = copy_target(target, &output->target, error);
+    if (status == FST_OK) status = open_there(output, hidden, error);
+    if (status != FST_OK) {
+        fsti_output_close(output);
+        return status;
+    }
+    *out = output;
+    return FST_OK;
+}
+
 void fsti_output_close(fsti_output *output) {
     if (output == NULL) return;
     if (output->has_hidden) unlink(output->hidden);

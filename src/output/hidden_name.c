@@ -65,6 +65,11 @@ static bool read_name(const char *name, fsti_leftover *out) {
     return true;
 }
 
+bool fsti_hidden_is(const char *name) {
+    fsti_leftover leftover;
+    return read_name(name, &leftover);
+}
+
 bool fsti_leftover_is_of(const fsti_leftover *leftover, const char *name) {
     size_t size = base_size(name);
     return leftover->base_size == size && memcmp(leftover->base, name, size) == 0;

@@ -38,6 +38,10 @@ const char *fsti_path_name(const char *path);
 /// than in the middle. `durable`: its writes are pushed to the device early.
 fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool durable,
                             fsti_output **out, fst_error *error);
+/// Takes over the file at a hidden path in the target's folder, which another process has made and
+/// holds the lock of.
+fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti_output **out,
+                             fst_error *error);
 /// Makes room for so many bytes in all, as opening does.
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);
 /// Drops the output and its hidden name. NULL is allowed.
@@ -88,6 +92,10 @@ fst_status fsti_output_sync(fsti_output *output, fst_error *error);
 
 /// The hidden name that the output has, or will have, in its folder.
 const char *fsti_output_hidden(const fsti_output *output);
+/// The same with its folder.
+const char *fsti_output_hidden_path(const fsti_output *output);
+/// Whether `name` (no folder) is one that outputs are given until they are published.
+bool fsti_hidden_is(const char *name);
 /// Gives the output its hidden name, if it has none.
 fst_status fsti_output_name(fsti_output *output, fst_error *error);
 /// Removes it, if it has one.

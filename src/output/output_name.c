@@ -14,6 +14,8 @@
 
 const char *fsti_output_hidden(const fsti_output *output) { return fsti_path_name(output->hidden); }
 
+const char *fsti_output_hidden_path(const fsti_output *output) { return output->hidden; }
+
 /// Whether link() says that the file system has no (more) hard links for this file.
 static bool has_no_links(int failure) {
     return failure == EPERM || failure == EOPNOTSUPP || failure == ENOSYS || failure == EMLINK ||

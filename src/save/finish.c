@@ -76,6 +76,8 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
     fst_status status = FST_OK;
     if (writer->origin != NULL) {
         status = fsti_writer_copy_origin(writer, error);
+    } else if (writer->is_joined) {
+        fsti_output_unmap(file->output); // everything was written as it came
     } else {
         status = fsti_writer_open_stage(writer, file, error);
         if (status == FST_OK) status = put_tensors(writer, file_index, error);
@@ -133,7 +135,8 @@ static fst_status finish_all(fst_writer *writer, fst_error *error) {
 }
 
 static fst_status check_complete(const fst_writer *writer, fst_error *error) {
-    for (size_t i = 0; i < writer->tensor_count && writer->origin == NULL; i++) {
+    if (writer->origin != NULL || writer->options.others_write != 0) return FST_OK;
+    for (size_t i = 0; i < writer->tensor_count; i++) {
         const save_tensor *tensor = &writer->tensors[i];
         byte_range gap;
         if (tensor->data != NULL || !fsti_coverage_gap(&tensor->coverage, tensor->size_bytes, &gap))

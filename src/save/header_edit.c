@@ -225,7 +225,8 @@ static fst_status write_file(const header_edit *edit, const char *target,
                             edit->tensor_count,
                             &save,
                             edit->model->files[0].file,
-                            edit->file.header_bytes};
+                            edit->file.header_bytes,
+                            NULL};
     FST_TRY(fsti_writer_begin(&request, &writer, error));
     fst_status status = fsti_writer_commit(writer, error);
     if (status == FST_OK) status = fsti_writer_stats(writer, stats, error);

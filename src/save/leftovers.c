@@ -148,6 +148,29 @@ void fsti_writer_sweep(fst_writer *writer) {
     clear_used(&sweep.used);
 }
 
+// ---- what was handed over and not published ----
+
+static bool is_there(const fsti_output *output) {
+    struct stat info;
+    return lstat(fsti_output_hidden_path(output), &info) == 0;
+}
+
+void fsti_writer_take_back(fst_writer *writer) {
+    used_names used = {.folder = writer->files[0].target.folder};
+    int lock = -1;
+    uint32_t left = 0;
+    for (uint32_t f = 0; f < writer->file_count; f++) left += is_there(writer->files[f].output);
+    if (left == 0) return;
+    // Nobody publishes meanwhile. Where that can't be told they stay, for the next save to sweep.
+    bool is_known =
+        fsti_folder_lock(used.folder, &lock, NULL) == FST_OK && read_indexes(&used, NULL) == FST_OK;
+    for (uint32_t f = 0; is_known && f < writer->file_count; f++)
+        if (!is_used(&used, fsti_output_hidden(writer->files[f].output)))
+            (void)!fsti_output_unname(writer->files[f].output, NULL);
+    fsti_folder_unlock(lock);
+    clear_used(&used);
+}
+
 // ---- asked for by the user ----
 
 /// A walk over the leftovers of a folder, or of one file in it.

@@ -171,11 +171,14 @@ static fst_status plan_first_set(fst_writer *writer, fst_error *error) {
     FST_TRY(add_files(writer, STEP_PLACE, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     fsti_journal_turn(&writer->journal);
-    return FST_OK;
+    if (!writer->without_index) return FST_OK;
+    FST_TRY(add_removal_of_index(writer, error));
+    return add_sync(writer, writer->folder, error);
 }
 
-static fst_status plan_next_set(fst_writer *writer, fst_error *error) {
+static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *error) {
     save_journal *journal = &writer->journal;
+    bool is_single = writer->file_count == 1;
     FST_TRY(make_index(writer, true, &writer->interim_index, error));
     FST_TRY(make_index(writer, false, &writer->final_index, error));
     FST_TRY(add_files(writer, STEP_NAME, error));
@@ -188,8 +191,9 @@ static fst_status plan_next_set(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(add_files(writer, STEP_UNNAME, error));
-    FST_TRY(add_removals(writer, writer->file_count > 1, error));
-    if (writer->file_count == 1) FST_TRY(add_removal_of_index(writer, error));
+    if (is_single || !writer->without_index) FST_TRY(add_removals(writer, !is_single, error));
+    if (is_single || (writer->without_index && !had_index))
+        FST_TRY(add_removal_of_index(writer, error));
     return add_sync(writer, writer->folder, error);
 }
 
@@ -199,10 +203,20 @@ static fst_status plan(fst_writer *writer, fst_error *error) {
     FST_TRY(look_at_folder(writer, &scene, error));
     if (writer->file_count == 1 && !scene.has_index && !scene.has_shards)
         return plan_file(writer, error);
-    return scene.is_empty ? plan_first_set(writer, error) : plan_next_set(writer, error);
+    return scene.is_empty ? plan_first_set(writer, error)
+                          : plan_next_set(writer, scene.has_index, error);
+}
+
+/// What others have written since.
+static fst_status sync_shared(fst_writer *writer, fst_error *error) {
+    if (!writer->is_shared || writer->options.promise != FST_SAVE_DURABLE) return FST_OK;
+    for (uint32_t f = 0; f < writer->file_count; f++)
+        FST_TRY(fsti_writer_sync(writer, writer->files[f].output, error));
+    return FST_OK;
 }
 
 static fst_status run(fst_writer *writer, fst_error *error) {
+    FST_TRY(sync_shared(writer, error));
     FST_TRY(plan(writer, error));
     if (atomic_load(&writer->is_cancelled))
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
@@ -241,6 +255,9 @@ static fst_status lock_folder(const fst_writer *writer, int *lock, fst_error *er
 
 fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
+    if (writer->is_joined)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                              "the file is another process's: that commits");
     if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
     int state = atomic_load(&writer->state);
     if (state != WRITER_FINISHED)

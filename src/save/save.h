@@ -21,6 +21,16 @@ const char *fsti_writer_path(const fst_writer *writer, uint32_t file_index);
 fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_error *error);
 size_t fsti_writer_tensor_count(const fst_writer *writer);
 
+fst_status fsti_writer_hand_over(fst_writer *writer, fst_error *error);
+const char *fsti_writer_hidden_path(const fst_writer *writer, uint32_t file_index);
+/// `options` as in fsti_writer_open().
+fst_status fsti_writer_join(const char *path, const fst_save_options *options, fst_writer **out,
+                            fst_error *error);
+/// See fst_set_publish(). `options` is complete: struct_size is this version's.
+fst_status fsti_set_publish(const char *folder, const char *const *paths, size_t path_count,
+                            const fst_publish_options *options, fst_save_stats *stats,
+                            fst_error *error);
+
 /// See fst_header_edit(). `options` is complete: struct_size is this version's; sizes are set.
 fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
                             fst_save_stats *stats, fst_error *error);

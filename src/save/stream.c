@@ -83,10 +83,13 @@ fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_erro
     return status;
 }
 
-static bool goes_through_cache(const fst_writer *writer) {
+/// Whether a piece is written at once: through the page cache, just its bytes.
+static bool goes_plainly(const fst_writer *writer, uint64_t size_bytes) {
     fst_save_engine engine = writer->options.engine;
-    return engine == FST_SAVE_ENGINE_BUFFERED ||
-           (engine == FST_SAVE_ENGINE_AUTO && writer->options.promise == FST_SAVE_QUICK);
+    bool is_cached = engine == FST_SAVE_ENGINE_BUFFERED ||
+                     (engine == FST_SAVE_ENGINE_AUTO && writer->options.promise == FST_SAVE_QUICK);
+    // The blocks beside it may be others'.
+    return writer->is_joined || (is_cached && size_bytes >= PLAIN_WRITE_BYTES_MIN);
 }
 
 static fst_status write_plainly(fst_writer *writer, save_file *file, uint64_t offset,
@@ -123,6 +126,7 @@ static fst_status write_staged(fst_writer *writer, save_file *file, uint64_t off
 static fst_status claim(fst_writer *writer, save_tensor *tensor, byte_range range,
                         fst_error *error) {
     byte_range twice;
+    if (writer->is_joined) return FST_OK; // others write as well: nobody knows
     pthread_mutex_lock(&writer->lock);
     fst_status status = fsti_coverage_claim(&tensor->coverage, range, &twice);
     pthread_mutex_unlock(&writer->lock);
@@ -143,7 +147,7 @@ fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t o
     if (size_bytes == 0) return FST_OK;
     FST_TRY(claim(writer, tensor, (byte_range){offset, offset + size_bytes}, error));
     uint64_t place = tensor->offset + offset;
-    fst_status status = goes_through_cache(writer) && size_bytes >= PLAIN_WRITE_BYTES_MIN
+    fst_status status = goes_plainly(writer, size_bytes)
                             ? write_plainly(writer, file, place, data, size_bytes, error)
                             : write_staged(writer, file, place, data, size_bytes, error);
     if (status != FST_OK) {

@@ -124,7 +124,8 @@ static fst_status find_targets(fst_writer *writer, const char *path, fst_error *
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
         // A link in a set is replaced: the index leads to files of its own folder, and what the
         // link leads to may be somebody's store.
-        FST_TRY(fsti_target_find(writer->published[f], !is_set, target, error));
+        bool follow = !is_set && writer->options.replace_link == 0;
+        FST_TRY(fsti_target_find(writer->published[f], follow, target, error));
         // Who could not read the old file can't read its tensors at another place.
         if (writer->origin != NULL)
             FST_TRY(fsti_target_like(target, fsti_file_path(writer->origin), error));
@@ -132,9 +133,13 @@ static fst_status find_targets(fst_writer *writer, const char *path, fst_error *
     return FST_OK;
 }
 
-static fst_status open_outputs(fst_writer *writer, fst_error *error) {
+static fst_status open_outputs(fst_writer *writer, const char *const *hidden, fst_error *error) {
     for (uint32_t f = 0; f < writer->file_count; f++) {
         save_file *file = &writer->files[f];
+        if (hidden != NULL) {
+            FST_TRY(fsti_output_adopt(&file->target, hidden[f], &file->output, error));
+            continue;
+        }
         // What an edit shares with the old file takes no space of its own.
         FST_TRY(fsti_output_open(
             &file->target,
@@ -168,12 +173,12 @@ static fst_status begin_save(fst_writer *writer, const save_request *request, fs
     group_members(writer);
     FST_TRY(lay_out_all(writer, request->tensors, error));
     FST_TRY(find_targets(writer, request->path, error));
-    return open_outputs(writer, error);
+    return open_outputs(writer, request->hidden, error);
 }
 
 fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
                             const fst_save_options *options, fst_writer **out, fst_error *error) {
-    save_request request = {path, tensors, tensor_count, options, NULL, 0};
+    save_request request = {path, tensors, tensor_count, options, NULL, 0, NULL};
     return fsti_writer_begin(&request, out, error);
 }
 
@@ -197,9 +202,11 @@ fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_
 }
 
 /// Drops the files. Their hidden names go, unless a commit has passed its turn: then an index may
-/// lead to them.
-static void clear_files(fst_writer *writer, bool keep_names) {
-    void (*drop)(fsti_output *) = keep_names ? fsti_output_abandon : fsti_output_close;
+/// lead to them. Names that other processes know are not looked at.
+static void clear_files(fst_writer *writer, bool is_published) {
+    bool are_known = writer->is_joined || (writer->is_shared && !writer->is_adopted);
+    void (*drop)(fsti_output *) =
+        is_published || are_known ? fsti_output_abandon : fsti_output_close;
     for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++) {
         save_file *file = &writer->files[f];
         fsti_stage_close(file->stage, NULL);
@@ -207,6 +214,7 @@ static void clear_files(fst_writer *writer, bool keep_names) {
         fsti_target_clear(&file->target);
         fsti_layout_clear(&file->layout);
     }
+    drop = is_published ? fsti_output_abandon : fsti_output_close;
     drop(writer->interim_index);
     drop(writer->final_index);
 }
@@ -248,7 +256,10 @@ void fsti_writer_close(fst_writer *writer) {
         leave_to_parent(writer);
         return;
     }
-    clear_files(writer, writer->journal.is_turned);
+    bool is_published = writer->journal.is_turned;
+    // Others' names are theirs, and of own ones that others know they may have made use.
+    if (writer->is_shared && !writer->is_adopted && !is_published) fsti_writer_take_back(writer);
+    clear_files(writer, is_published);
     if (atomic_load(&writer->state) != WRITER_COMMITTED && !writer->journal.is_turned)
         fsti_folder_unmake(writer->folder, writer->folders_made);
     pthread_mutex_destroy(&writer->lock);

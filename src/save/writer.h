@@ -59,6 +59,11 @@ struct fst_writer {
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 
+    bool is_shared;     ///< the files have hidden names that other processes know
+    bool is_joined;     ///< to a file that is another process's
+    bool is_adopted;    ///< the files were made by other processes, to be published by this one
+    bool without_index; ///< see fst_publish_options
+
     fsti_file *origin;     ///< of an edit: the file whose tensors the new one has; else NULL
     uint64_t origin_begin; ///< of its data
     uint64_t bytes_shared, bytes_copied; ///< by finishing
@@ -125,6 +130,7 @@ typedef struct save_request {
     const fst_save_options *options;
     fsti_file *origin; ///< see fst_writer; it stays the caller's
     uint64_t origin_begin;
+    const char *const *hidden; ///< the files, where they are there already; else NULL
 } save_request;
 fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_error *error);
 
@@ -139,5 +145,7 @@ bool fsti_save_is_index(const char *name, size_t size, const char *stem);
 
 /// Removes what killed saves of the writer's targets have left behind.
 void fsti_writer_sweep(fst_writer *writer);
+/// Removes the hidden names that the writer has handed over, unless an index leads to them.
+void fsti_writer_take_back(fst_writer *writer);
 
 #endif

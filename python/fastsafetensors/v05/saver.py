@@ -4,8 +4,9 @@
     saver = ParallelSaver(num_shards=4)
     paths = saver.save(model.state_dict(), "checkpoint/model", metadata={"format": "pt"})
 
-Shards are ``{base}-00001-of-00004.safetensors``. Nothing is seen under these names before all of
-them are complete; an error leaves the old files.
+Shards are ``{base}-00001-of-00004.safetensors``, published as a set: at every instant the old one
+is there or the new one, whole. As long as it takes an index lies beside them; it stays where one
+was before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from .._agreement import Agreement, RankError
 from .._core import Writer
+from .._publish import SetPlace, publish_together
 from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .shard_plan import (
     KEY_SHARD_COUNT,
@@ -89,6 +91,7 @@ def _open_writer(plan: ShardPlan, addresses: Mapping[str, int] | None, fsync: bo
         order="given",
         metadata_last=True,
         header_alignment=plan.header_align,
+        replace_link=True,
     )
 
 
@@ -144,6 +147,36 @@ def _fill_in_place(plans: Sequence[ShardPlan], writers: list[Writer], fill: Fill
 _held: list[list[Writer]] = []
 
 
+def _set_place(paths: Sequence[str], durable: bool) -> SetPlace | None:
+    """Where paths are those of a set of several files; None where they are not."""
+    base = os.fspath(paths[0]).removesuffix(f"-00001-of-{len(paths):05d}.safetensors")
+    folder, stem = os.path.split(base)
+    if len(paths) < 2 or stem[:1] in ("", ".") or list(paths) != shard_paths(base, len(paths)):
+        return None
+    return SetPlace(folder or ".", stem, durable, without_index=True)
+
+
+def _publisher(
+    pg: ProcessGroupBase, agreement: Agreement, every: Sequence[str], numbers: list[int],
+    durable: bool,
+) -> Callable[[list[Writer], Exception | None], None]:
+    """Make what gives this rank's files, which are those `numbers` of every, their names."""
+    place = _set_place(every, durable)
+
+    def publish(writers: list[Writer], error: Exception | None) -> None:
+        if place is not None:
+            own = dict(zip(numbers, writers, strict=False))  # none after an error
+            publish_together(pg, agreement, own, place, error)
+            return
+        # Files of any names are nobody's set: each comes into place by itself.
+        agreement.agree("the end of writing", error=error)
+        for writer in writers:
+            writer.commit()
+        agreement.agree("the new names")
+
+    return publish
+
+
 def _write(
     plans: Sequence[ShardPlan],
     fill: Fill | None,
@@ -151,9 +184,9 @@ def _write(
     min_free_bytes: int,
     fsync: bool,
     threads: int,
-    agree: Callable[[Exception | None], None] | None = None,
+    publish: Callable[[list[Writer], Exception | None], None],
 ) -> list[str]:
-    """agree: called when all is written, or with what went wrong, before any file has its name."""
+    """publish: called when all is written, or with what went wrong, to give files their names."""
     writers: list[Writer] = []
     try:
         try:
@@ -165,14 +198,9 @@ def _write(
             with ThreadPoolExecutor(max_workers=max(1, min(threads, len(writers)))) as pool:
                 list(pool.map(lambda writer: writer.finish(), writers))
         except Exception as error:
-            if agree is not None:
-                agree(error)
+            publish([], error)
             raise
-        if agree is not None:
-            agree(None)
-        # All are complete: from here on only names change.
-        for writer in writers:
-            writer.commit()
+        publish(writers, None)
     finally:
         for writer in writers:
             writer.close()
@@ -188,7 +216,10 @@ def write_shards(
     keeps no view; its exception comes through and no file is left. min_free_bytes: how much of the
     disk must stay free. fsync: wait until the bytes are on the device.
     """
-    return _write(plans, fill, None, min_free_bytes, fsync, 8)
+    pg = SingleProcessGroup()
+    every = [plan.path for plan in plans]
+    publish = _publisher(pg, Agreement(pg), every, list(range(len(plans))), fsync)
+    return _write(plans, fill, None, min_free_bytes, fsync, 8, publish)
 
 
 def per_entry_fill(
@@ -406,9 +437,8 @@ class ParallelSaver:
             fill = tensor_fill(self.num_threads, framework=self.framework)
         _write(
             plans, fill, addresses, self.min_free_bytes, self.fsync, self.num_threads,
-            lambda error: self._agreement.agree("the end of writing", error=error),
+            _publisher(self._pg, self._agreement, every, numbering.indices, self.fsync),
         )
-        self._agreement.agree("the new names")
         return every
 
     def _exchange_names(self, names: list[str], error: Exception | None) -> list[Any]:

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public functions of writer.h for sets that several processes write.
+#include "api_check.h"
+#include "fastsafetensors.h"
+#include "save/save.h"
+
+fst_status fst_writer_hand_over(fst_writer *writer, fst_error *error) {
+    API_REQUIRE(writer != NULL, error, "writer is NULL");
+    return fsti_writer_hand_over(writer, error);
+}
+
+const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t file_index) {
+    return writer == NULL ? NULL : fsti_writer_hidden_path(writer, file_index);
+}
+
+fst_status fst_writer_join(const char *path, const fst_save_options *options, fst_writer **out,
+                           fst_error *error) {
+    fst_save_options own = {.struct_size = sizeof own};
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(path != NULL, error, "path is NULL");
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&own, sizeof own, options, options->struct_size, error));
+    API_REQUIRE((unsigned)own.promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
+                (int)own.promise);
+    return fsti_writer_join(path, &own, out, error);
+}
+
+fst_status fst_set_publish(const char *folder, const char *const *paths, size_t path_count,
+                           const fst_publish_options *options, fst_save_stats *stats,
+                           fst_error *error) {
+    fst_publish_options own = {.struct_size = sizeof own};
+    fst_save_stats full = {.struct_size = sizeof full};
+    API_REQUIRE(folder != NULL && paths != NULL, error, "folder or paths is NULL");
+    API_REQUIRE(path_count > 0 && path_count <= 99999, error, "%zu files", path_count);
+    for (size_t i = 0; i < path_count; i++)
+        API_REQUIRE(paths[i] != NULL, error, "path %zu is NULL", i);
+    // Before anything is replaced: from then on nothing may fail.
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&own, sizeof own, options, options->struct_size, error));
+    API_REQUIRE((unsigned)own.promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
+                (int)own.promise);
+    FST_TRY(fsti_api_check_stem(own.stem, error));
+    FST_TRY(fsti_set_publish(folder, paths, path_count, &own, &full, error));
+    if (stats == NULL) return FST_OK;
+    return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
+}

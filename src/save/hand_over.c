@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Sets that several processes write: files handed over, joined, and published by one of them.
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "model/model.h"
+#include "writer.h"
+
+// ---- handing over ----
+
+fst_status fsti_writer_hand_over(fst_writer *writer, fst_error *error) {
+    FST_TRY(fsti_writer_check_owner(writer, error));
+    if (writer->is_joined)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the file is another process's");
+    if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
+    int state = atomic_load(&writer->state);
+    if (state != WRITER_FINISHED)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the save %s",
+                              state == WRITER_FAILED ? "has failed" : "is committed");
+    fst_status status = FST_OK;
+    for (uint32_t f = 0; f < writer->file_count && status == FST_OK; f++)
+        status = fsti_output_name(writer->files[f].output, error);
+    if (status != FST_OK) atomic_store(&writer->state, WRITER_FAILED);
+    writer->is_shared = status == FST_OK;
+    return status;
+}
+
+const char *fsti_writer_hidden_path(const fst_writer *writer, uint32_t file_index) {
+    if (!writer->is_shared || file_index >= writer->file_count) return NULL;
+    return fsti_output_hidden_path(writer->files[file_index].output);
+}
+
+// ---- files that are there ----
+
+/// Whether alignment has made the tensor, of which each file has its own.
+static bool is_filling(const fst_tensor_info *info) {
+    static const char prefix[] = "__padding__.";
+    return info->dtype == FST_DTYPE_U8 && info->name_size >= sizeof prefix - 1 &&
+           memcmp(info->name, prefix, sizeof prefix - 1) == 0;
+}
+
+/// The tensors of some files. The models keep names and shapes.
+typedef struct found_tensors {
+    fst_model **models;
+    size_t model_count;
+    fst_save_tensor *tensors;
+    size_t count, capacity;
+} found_tensors;
+
+static fst_status add_tensors(found_tensors *found, const fst_model *model, bool with_filling,
+                              fst_error *error) {
+    for (size_t i = 0; i < fsti_model_tensor_count(model); i++) {
+        fst_tensor_info info;
+        fsti_model_tensor_info(model, i, &info);
+        if (!with_filling && is_filling(&info)) continue;
+        if (!fsti_array_reserve((void **)&found->tensors, &found->capacity, found->count,
+                                sizeof *found->tensors, INT32_MAX))
+            return fsti_error_memory(error, sizeof *found->tensors);
+        found->tensors[found->count++] =
+            (fst_save_tensor){.name = info.name,
+                              .name_size = info.name_size,
+                              .dtype = info.dtype,
+                              .rank = info.rank,
+                              .shape = info.shape,
+                              .file_index = (uint32_t)found->model_count - 1};
+    }
+    return FST_OK;
+}
+
+static fst_status find_tensors(found_tensors *found, const char *const *paths, size_t path_count,
+                               bool with_filling, fst_error *error) {
+    found->models = fsti_alloc_zeroed(path_count, sizeof *found->models);
+    if (found->models == NULL) return fsti_error_memory(error, path_count * sizeof(fst_model *));
+    for (size_t i = 0; i < path_count; i++) {
+        FST_TRY(fsti_model_open(paths[i], 0, &found->models[i], error));
+        found->model_count = i + 1;
+        FST_TRY(add_tensors(found, found->models[i], with_filling, error));
+    }
+    return FST_OK;
+}
+
+static void clear_found(found_tensors *found) {
+    for (size_t i = 0; i < found->model_count; i++) fsti_model_unref(found->models[i]);
+    fsti_free(found->models);
+    fsti_free(found->tensors);
+}
+
+/// A writer whose files are there.
+static fst_status begin(const char *path, const char *const *hidden, const found_tensors *found,
+                        const fst_save_options *options, fst_writer **out, fst_error *error) {
+    save_request request = {.path = path,
+                            .tensors = found->tensors,
+                            .tensor_count = found->count,
+                            .options = options,
+                            .hidden = hidden};
+    return fsti_writer_begin(&request, out, error);
+}
+
+// ---- joining ----
+
+/// Where the bytes are is what the file says, not what a new one would be like.
+static void take_places(fst_writer *writer, const fst_model *model) {
+    fst_file_info file;
+    fsti_model_file_info(model, 0, &file);
+    writer->files[0].layout.file_bytes = writer->bytes_total = file.size_bytes;
+    writer->files[0].header_put = true;
+    for (size_t i = 0; i < writer->tensor_count; i++) {
+        fst_tensor_info info;
+        fsti_model_tensor_info(model, i, &info);
+        writer->tensors[i].offset = info.file_offset;
+    }
+}
+
+fst_status fsti_writer_join(const char *path, const fst_save_options *options, fst_writer **out,
+                            fst_error *error) {
+    fst_save_options save = {.struct_size = sizeof save,
+                             .promise = options->promise,
+                             .order = FST_SAVE_ORDER_GIVEN,
+                             .others_write = 1,
+                             .progress = options->progress,
+                             .progress_context = options->progress_context};
+    found_tensors found = {0};
+    fst_status status = find_tensors(&found, &path, 1, true, error);
+    if (status == FST_OK) status = begin(path, &path, &found, &save, out, error);
+    if (status == FST_OK) {
+        (*out)->is_joined = true;
+        take_places(*out, found.models[0]);
+    }
+    clear_found(&found);
+    return status;
+}
+
+// ---- publishing ----
+
+/// Nothing but what was handed over is renamed or removed, and within its folder.
+static fst_status check_hidden(const char *folder, const char *path, fst_error *error) {
+    struct stat own, there;
+    const char *name = fsti_path_name(path);
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    if (!fsti_hidden_is(name))
+        return fsti_error_set(error, FST_E_ARGUMENT, place,
+                              "not the name of a file that was handed over");
+    char *parent =
+        name == path ? fsti_string_copy(".", 1) : fsti_string_copy(path, (size_t)(name - path));
+    if (parent == NULL) return fsti_error_memory(error, strlen(path));
+    bool is_inside = stat(folder, &own) == 0 && stat(parent, &there) == 0 &&
+                     own.st_dev == there.st_dev && own.st_ino == there.st_ino;
+    fsti_free(parent);
+    if (is_inside) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, place, "the file is not in the folder '%.200s'",
+                          folder);
+}
+
+static fst_status publish(const char *folder, const char *const *paths, const found_tensors *found,
+                          const fst_publish_options *options, fst_save_stats *stats,
+                          fst_error *error) {
+    fst_writer *writer;
+    fst_save_options save = {.struct_size = sizeof save,
+                             .promise = options->promise,
+                             .file_count = (uint32_t)found->model_count,
+                             .stem = options->stem};
+    FST_TRY(begin(folder, paths, found, &save, &writer, error));
+    writer->is_shared = writer->is_adopted = true;
+    writer->without_index = options->without_index != 0;
+    writer->bytes_total = 0;
+    for (size_t i = 0; i < found->model_count; i++) {
+        fst_file_info file;
+        fsti_model_file_info(found->models[i], 0, &file);
+        writer->bytes_total += file.size_bytes;
+    }
+    atomic_store(&writer->state, WRITER_FINISHED);
+    fst_status status = fsti_writer_commit(writer, error);
+    if (status == FST_OK) status = fsti_writer_stats(writer, stats, error);
+    fsti_writer_close(writer);
+    return status;
+}
+
+fst_status fsti_set_publish(const char *folder, const char *const *paths, size_t path_count,
+                            const fst_publish_options *options, fst_save_stats *stats,
+                            fst_error *error) {
+    for (size_t i = 0; i < path_count; i++) FST_TRY(check_hidden(folder, paths[i], error));
+    found_tensors found = {0};
+    fst_status status = find_tensors(&found, paths, path_count, false, error);
+    if (status == FST_OK) status = publish(folder, paths, &found, options, stats, error);
+    clear_found(&found);
+    return status;
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Sets that several processes write: handed over, joined, published. That every call of it may
+/// fail is in tests/unit/save/test_publish_faults.c.
+#include <fastsafetensors.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "save_fixture.h"
+
+static const uint64_t shape_64[] = {64};
+
+/// A file of one tensor, handed over; NULL: it could not be.
+static fst_writer *open_rank(const char *path, const char *name, const char *bytes) {
+    fst_writer *writer;
+    fst_save_tensor tensor = save_tensor_of(name, FST_DTYPE_U8, shape_64, bytes);
+    fst_save_options options = save_options_of();
+    options.replace_link = 1;
+    if (fst_writer_open(fixture_path(path), &tensor, 1, &options, &writer, NULL) != FST_OK)
+        return NULL;
+    bool is_hidden = fst_writer_hidden_path(writer, 0) == NULL;
+    if (fst_writer_hand_over(writer, NULL) != FST_OK || !is_hidden ||
+        fst_writer_hidden_path(writer, 0) == NULL || fst_writer_hidden_path(writer, 1) != NULL) {
+        fst_writer_close(writer);
+        return NULL;
+    }
+    return writer;
+}
+
+/// The value of both tensors of a set; -1: not so.
+static int set_value(const char *folder) {
+    fst_model *model;
+    fst_loader *loader;
+    int value = -2;
+    if (fst_model_open(fixture_path(folder), NULL, &model, NULL) != FST_OK) return -1;
+    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return -1;
+    for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
+        fst_tensor_view view;
+        if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return -1;
+        for (size_t i = 0; i < view.size_bytes; i++) {
+            int byte = ((const char *)view.data)[i];
+            value = value == -2 || value == byte ? byte : -1;
+        }
+        fst_tensor_unref(tensor);
+    }
+    if (fst_model_tensor_count(model) != 2) value = -1;
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return value;
+}
+
+static fst_status save_ranks(const char *folder, char value, const fst_publish_options *options,
+                             fst_save_stats *stats, fst_error *error) {
+    char bytes[64];
+    memset(bytes, value, sizeof bytes);
+    char paths[2][64];
+    for (size_t i = 0; i < 2; i++)
+        snprintf(paths[i], sizeof paths[i], "%s/model-0000%zu-of-00002.safetensors", folder, i + 1);
+    fst_writer *first = open_rank(paths[0], "a", bytes), *second = open_rank(paths[1], "b", bytes);
+    const char *hidden[] = {fst_writer_hidden_path(first, 0), fst_writer_hidden_path(second, 0)};
+    fst_status status = fst_set_publish(fixture_path(folder), hidden, 2, options, stats, error);
+    fst_writer_close(first);
+    fst_writer_close(second);
+    return status;
+}
+
+TEST(files_of_ranks_become_a_set)
+{
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    mkdir(fixture_path("ranks"), 0700);
+    CHECK_INT(save_ranks("ranks", 'x', NULL, &stats, NULL), FST_OK);
+    CHECK_INT(stats.file_count, 2);
+    CHECK_INT(stats.tensor_count, 2);
+    CHECK(stats.bytes_total > 128);
+    CHECK_INT(set_value("ranks"), 'x');
+    CHECK_INT(save_entry_count("ranks"), 3);
+    CHECK_INT(save_hidden_count("ranks"), 0);
+    fst_publish_options options = FST_STRUCT_INIT(fst_publish_options);
+    options.promise = FST_SAVE_DURABLE;
+    CHECK_INT(save_ranks("ranks", 'y', &options, &stats, NULL), FST_OK);
+    CHECK(stats.sync_count >= 4);
+    CHECK_INT(set_value("ranks"), 'y');
+    CHECK_INT(save_hidden_count("ranks"), 0);
+    // Where an index was, one stays also when none is asked for.
+    options.without_index = 1;
+    CHECK_INT(save_ranks("ranks", 'z', &options, &stats, NULL), FST_OK);
+    CHECK_INT(save_entry_count("ranks"), 3);
+    unlink(fixture_path("ranks/model.safetensors.index.json"));
+    CHECK_INT(save_ranks("ranks", 'w', &options, &stats, NULL), FST_OK);
+    CHECK_INT(save_entry_count("ranks"), 2);
+    CHECK_INT(set_value("ranks"), 'w');
+}
+
+TEST(what_is_not_published_goes_with_its_writer)
+{
+    static const char bytes[64] = {0};
+    mkdir(fixture_path("back"), 0700);
+    fst_writer *writer = open_rank("back/model-00001-of-00002.safetensors", "a", bytes);
+    CHECK_INT(save_hidden_count("back"), 1);
+    CHECK_INT(fst_writer_hand_over(writer, NULL), FST_OK); // once more changes nothing
+    size_t count;
+    CHECK_INT(fst_leftovers_remove(fixture_path("back"), &count, NULL, NULL), FST_OK);
+    CHECK_INT(count, 0); // its maker lives
+    fst_writer_close(writer);
+    CHECK_INT(save_entry_count("back"), 0);
+
+    // An index leads to it: a publication was killed half way.
+    writer = open_rank("back/model-00001-of-00001.safetensors", "a", bytes);
+    const char *name = strrchr(fst_writer_hidden_path(writer, 0), '/') + 1;
+    FILE *index = fopen(fixture_path("back/model.safetensors.index.json"), "we");
+    fprintf(index, "{\"weight_map\":{\"a\":\"%s\"}}", name);
+    fclose(index);
+    fst_writer_close(writer);
+    CHECK_INT(save_hidden_count("back"), 1);
+    unlink(fixture_path("back/model.safetensors.index.json"));
+    CHECK_INT(fst_leftovers_remove(fixture_path("back"), &count, NULL, NULL), FST_OK);
+    CHECK_INT(count, 1);
+}
+
+TEST(only_what_was_handed_over_is_published)
+{
+    static const char bytes[64] = {0};
+    fst_error error;
+    mkdir(fixture_path("here"), 0700);
+    mkdir(fixture_path("there"), 0700);
+    fst_save_tensor tensor = save_tensor_of("a", FST_DTYPE_U8, shape_64, bytes);
+    CHECK_INT(fst_save(fixture_path("here/mine.safetensors"), &tensor, 1, NULL, NULL, NULL),
+              FST_OK);
+    const char *mine[] = {fixture_path("here/mine.safetensors")};
+    CHECK_INT(fst_set_publish(fixture_path("here"), mine, 1, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "handed over") != NULL);
+    CHECK_INT(access(fixture_path("here/mine.safetensors"), F_OK), 0);
+
+    fst_writer *writer = open_rank("there/model.safetensors", "a", bytes);
+    const char *elsewhere[] = {fst_writer_hidden_path(writer, 0)};
+    CHECK_INT(fst_set_publish(fixture_path("here"), elsewhere, 1, NULL, NULL, &error),
+              FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "not in the folder") != NULL);
+    // The same tensor twice: nothing is published, and the hidden files go.
+    fst_writer *other = open_rank("there/model-2.safetensors", "a", bytes);
+    const char *twice[] = {fst_writer_hidden_path(writer, 0), fst_writer_hidden_path(other, 0)};
+    CHECK_INT(fst_set_publish(fixture_path("there"), twice, 2, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK(strcmp(error.tensor, "a") == 0);
+    fst_writer_close(writer);
+    fst_writer_close(other);
+    CHECK_INT(save_entry_count("there"), 0);
+    // One that is gone.
+    const char *gone[] = {fixture_path("there/.model.safetensors.0123456789abcdef.tmp")};
+    CHECK_INT(fst_set_publish(fixture_path("there"), gone, 1, NULL, NULL, &error), FST_E_NOT_FOUND);
+    CHECK_INT(fst_set_publish(fixture_path("there"), gone, 0, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_set_publish(NULL, gone, 1, NULL, NULL, &error), FST_E_ARGUMENT);
+    fst_publish_options options = FST_STRUCT_INIT(fst_publish_options);
+    options.stem = "a/b";
+    CHECK_INT(fst_set_publish(fixture_path("there"), gone, 1, &options, NULL, &error),
+              FST_E_ARGUMENT);
+}
+
+/// Two tensors in a file each, without their bytes.
+static fst_writer *make_parts(const char *folder, fst_save_promise promise) {
+    fst_writer *maker;
+    fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_64, NULL),
+                                 save_tensor_of("b", FST_DTYPE_U8, shape_64, NULL)};
+    tensors[1].file_index = 1;
+    fst_save_options options = save_options_of();
+    options.file_count = 2;
+    options.others_write = 1;
+    options.promise = promise;
+    if (fst_writer_open(fixture_path(folder), tensors, 2, &options, &maker, NULL) != FST_OK)
+        return NULL;
+    if (fst_writer_hand_over(maker, NULL) == FST_OK) return maker;
+    fst_writer_close(maker);
+    return NULL;
+}
+
+/// In a process of its own: half of a file's bytes, written or through memory.
+static int write_half(const char *path, size_t half, bool by_map) {
+    pid_t child = fork();
+    if (child == 0) {
+        char bytes[32];
+        fst_writer *part;
+        void *memory;
+        memset(bytes, 'p', sizeof bytes);
+        fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+        options.promise = FST_SAVE_DURABLE;
+        if (fst_writer_join(path, &options, &part, NULL) != FST_OK) _exit(1);
+        if (by_map && fst_writer_map(part, 0, &memory, NULL) != FST_OK) _exit(2);
+        if (by_map) memcpy((char *)memory + 32 * half, bytes, 32);
+        if (!by_map && fst_writer_write(part, 0, 32 * half, bytes, 32, NULL) != FST_OK) _exit(3);
+        if (fst_writer_hand_over(part, NULL) != FST_E_ARGUMENT) _exit(4);
+        if (fst_writer_commit(part, NULL) != FST_E_ARGUMENT) _exit(5);
+        if (fst_writer_finish(part, NULL) != FST_OK) _exit(6);
+        fst_writer_close(part);
+        _exit(access(path, F_OK) == 0 ? 0 : 7);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    return status;
+}
+
+TEST(parts_of_files_come_from_others)
+{
+    for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++) {
+        fst_writer *maker = make_parts("parts", (fst_save_promise)promise);
+        for (uint32_t file = 0; file < 2; file++)
+            for (size_t half = 0; half < 2; half++)
+                CHECK_INT(write_half(fst_writer_hidden_path(maker, file), half, half == 1), 0);
+        CHECK_INT(fst_writer_commit(maker, NULL), FST_OK);
+        fst_writer_close(maker);
+        CHECK_INT(set_value("parts"), 'p');
+        CHECK_INT(save_entry_count("parts"), 3);
+        CHECK_INT(save_hidden_count("parts"), 0);
+    }
+    fst_writer_close(make_parts("new", FST_SAVE_QUICK)); // somebody gave up
+    CHECK_INT(access(fixture_path("new"), F_OK), -1);
+    CHECK_INT(set_value("parts"), 'p');
+}
+
+TEST(joining_what_can_not_be_joined)
+{
+    fst_writer *part;
+    fst_error error;
+    CHECK_INT(fst_writer_join(fixture_path("none"), NULL, &part, &error), FST_E_NOT_FOUND);
+    CHECK(part == NULL);
+    CHECK_INT(fst_writer_join(NULL, NULL, &part, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_join("x", NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_hand_over(NULL, &error), FST_E_ARGUMENT);
+    fst_writer *maker = make_parts("more", FST_SAVE_QUICK);
+    CHECK_INT(fst_writer_join(fst_writer_hidden_path(maker, 0), NULL, &part, NULL), FST_OK);
+    CHECK_INT(fst_writer_write(part, 0, 60, "12345", 5, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_writer_write(part, 0, 60, "1234", 4, NULL), FST_OK);
+    CHECK_INT(fst_writer_write(part, 0, 60, "1234", 4, NULL), FST_OK); // nobody counts
+    fst_writer_close(part);
+    fst_writer_close(maker);
+}
