@@ -80,8 +80,8 @@ fst_status fsti_model_check_shards(const model_paths *paths, const char *folder,
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);
 /// Whether a folder still has no index, and the files that were listed.
 bool fsti_model_list_same(const char *folder, const model_paths *before);
-/// Whether the files are still those at their paths: without an index nothing else tells that a save
-/// has replaced some of them while they were opened one after the other.
+/// Whether the files are still those at their paths: without an index nothing else tells that a
+/// save has replaced some of them while they were opened one after the other.
 bool fsti_model_files_same(const fst_model *model);
 /// Whether the index that `paths` were made of is still the one at its path (or none still is):
 /// else a save has replaced the set meanwhile, and the files that were opened may be of both.
