@@ -16,6 +16,7 @@
 
 /// A long name of the target's is cut: with ours it must stay within NAME_MAX.
 #define BASE_BYTES_MAX 200u
+#define CHARACTER_BYTES_MAX 4u // of UTF-8
 #define NUMBER_DIGITS 16u
 #define ENDING ".tmp"
 
@@ -73,6 +74,10 @@ bool fsti_hidden_is(const char *name) {
 bool fsti_leftover_is_of(const fsti_leftover *leftover, const char *name) {
     size_t size = base_size(name);
     return leftover->base_size == size && memcmp(leftover->base, name, size) == 0;
+}
+
+bool fsti_leftover_is_cut(const fsti_leftover *leftover) {
+    return leftover->base_size + CHARACTER_BYTES_MAX > BASE_BYTES_MAX;
 }
 
 /// Looks at one entry of a folder.

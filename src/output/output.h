@@ -107,8 +107,9 @@ fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *e
 int fsti_output_is_placed(const fsti_output *output);
 
 /// A second, hidden name for what lies at a path, so that it can be brought back. *kept is NULL
-/// where nothing lies there, or the file system has no hard links; else to be freed.
-fst_status fsti_path_keep(const char *path, char **kept, fst_error *error);
+/// where nothing lies there, or the file system has no hard links; else to be freed. *lock: a
+/// descriptor (or -1) by which others see that the hidden name is in use, until it is closed.
+fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error);
 /// Brings it back to `path`.
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
 /// Removes a name; one that is not there is fine.
@@ -146,5 +147,7 @@ fst_status fsti_leftovers_visit(const char *folder, fsti_leftover_visit visit, v
                                 fst_error *error);
 /// Whether `base` is what the hidden name of a file called `name` begins with.
 bool fsti_leftover_is_of(const fsti_leftover *leftover, const char *name);
+/// Whether that may be the beginning of a longer name only.
+bool fsti_leftover_is_cut(const fsti_leftover *leftover);
 
 #endif

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -134,7 +135,15 @@ static bool is_stuck(const char *path) {
     return stuck;
 }
 
-fst_status fsti_path_keep(const char *path, char **kept, fst_error *error) {
+/// Holds what is at the path as a save's own, so that nobody takes the kept name for left over; -1
+/// where it can't be opened.
+static int lock_old(const char *path) {
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0) (void)flock(fd, LOCK_EX | LOCK_NB); // without locks nobody looks for any
+    return fd;
+}
+
+fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error) {
     const char *name = fsti_path_name(path);
     char *folder =
         name == path ? fsti_string_copy(".", 1) : fsti_string_copy(path, (size_t)(name - path));
@@ -142,9 +151,12 @@ fst_status fsti_path_keep(const char *path, char **kept, fst_error *error) {
     fsti_free(folder);
     if (*kept == NULL) return fsti_error_memory(error, strlen(path));
     int failure = is_stuck(path) ? EPERM : 0;
-    if (failure == 0 && link(path, *kept) == 0) return FST_OK;
     bool refused = failure != 0;
+    *lock = refused ? -1 : lock_old(path);
+    if (!refused && link(path, *kept) == 0) return FST_OK;
     failure = refused ? failure : errno;
+    if (*lock >= 0) close(*lock);
+    *lock = -1;
     fsti_free(*kept);
     *kept = NULL;
     if (!refused && (failure == ENOENT || has_no_links(failure))) return FST_OK;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /// A set of 99,999 files takes four steps a file.
 #define STEP_COUNT_MAX ((size_t)1 << 20)
@@ -25,7 +26,7 @@ static journal_step *add_step(save_journal *journal, step_kind kind) {
                             sizeof *journal->steps, STEP_COUNT_MAX))
         return NULL;
     journal_step *step = &journal->steps[journal->count++];
-    *step = (journal_step){.kind = kind};
+    *step = (journal_step){.kind = kind, .kept_lock = -1};
     return step;
 }
 
@@ -64,7 +65,8 @@ static fst_status place(journal_step *step, bool may_come_back, fst_error *error
     struct stat info;
     const char *path = fsti_output_path(step->output);
     step->had_old = lstat(path, &info) == 0 || errno != ENOENT;
-    if (may_come_back && step->had_old) FST_TRY(fsti_path_keep(path, &step->kept, error));
+    if (may_come_back && step->had_old)
+        FST_TRY(fsti_path_keep(path, &step->kept, &step->kept_lock, error));
     return fsti_output_place(step->output, false, error);
 }
 
@@ -82,11 +84,18 @@ static fst_status take_step(save_journal *journal, size_t index, fst_error *erro
     return FST_OK;
 }
 
+/// The kept name is gone, or nobody's.
+static void forget_kept(journal_step *step) {
+    if (step->kept_lock >= 0) close(step->kept_lock);
+    step->kept_lock = -1;
+    fsti_free(step->kept);
+    step->kept = NULL;
+}
+
 static void drop_kept(journal_step *step) {
     if (step->kept != NULL && fsti_path_remove(step->kept, NULL) != FST_OK)
         fsti_log(FST_LOG_WARNING, "%s stays behind", step->kept);
-    fsti_free(step->kept);
-    step->kept = NULL;
+    forget_kept(step);
 }
 
 /// Brings back what was at a path before a step, also one that failed half way.
@@ -98,8 +107,7 @@ static fst_status undo_place(journal_step *step, fst_error *error) {
     }
     if (step->kept != NULL) {
         FST_TRY(fsti_path_restore(path, step->kept, error));
-        fsti_free(step->kept);
-        step->kept = NULL;
+        forget_kept(step);
         return FST_OK;
     }
     if (!step->had_old) return fsti_path_remove(path, error);
@@ -171,7 +179,7 @@ fst_status fsti_journal_run(save_journal *journal, fst_error *error) {
 void fsti_journal_clear(save_journal *journal) {
     for (size_t i = 0; i < journal->count; i++) {
         fsti_free(journal->steps[i].path);
-        fsti_free(journal->steps[i].kept);
+        forget_kept(&journal->steps[i]);
     }
     fsti_free(journal->steps);
     *journal = (save_journal){0};

@@ -25,6 +25,7 @@ typedef struct journal_step {
     fsti_output *output; ///< of the first four
     char *path;          ///< of the other two
     char *kept;          ///< a hidden name of what was replaced
+    int kept_lock;       ///< a descriptor that says whose it is, or -1
     bool had_old;        ///< something was replaced
     bool is_done;
 } journal_step;

@@ -48,6 +48,11 @@ static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
     size_t size = leftover->base_size;
     if (writer->folder == NULL)
         return fsti_leftover_is_of(leftover, fsti_path_name(writer->files[0].target.path));
+    // Of a long name there is the beginning alone: which set's it was nobody needs to know.
+    if (fsti_leftover_is_cut(leftover)) {
+        size_t stem_size = strlen(writer->stem);
+        return memcmp(base, writer->stem, stem_size < size ? stem_size : size) == 0;
+    }
     return fsti_save_is_shard(base, size, writer->stem) ||
            fsti_save_is_single(base, size, writer->stem) ||
            fsti_save_is_index(base, size, writer->stem);

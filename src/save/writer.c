@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define STEM_DEFAULT "model"
@@ -111,10 +112,44 @@ static char *format_path(const fst_writer *writer, uint32_t file) {
     return path;
 }
 
+/// Looks for the file of the set that the fewest may read.
+static fst_status note_member(void *context, const char *name, fst_error *error) {
+    fst_writer *writer = context;
+    size_t size = strlen(name), capacity = strlen(writer->folder) + size + 2;
+    struct stat found, other;
+    if (!fsti_save_is_shard(name, size, writer->stem) &&
+        !fsti_save_is_single(name, size, writer->stem))
+        return FST_OK;
+    char *path = fsti_alloc(capacity);
+    if (path == NULL) return fsti_error_memory(error, capacity);
+    snprintf(path, capacity, "%s/%s", writer->folder, name);
+    bool is_file = stat(path, &found) == 0 && S_ISREG(found.st_mode);
+    bool is_first = writer->set_member == NULL || stat(writer->set_member, &other) != 0;
+    if (is_file && (is_first || (found.st_mode & 077) < (other.st_mode & 077))) {
+        fsti_free(writer->set_member);
+        writer->set_member = path;
+    } else {
+        fsti_free(path);
+    }
+    return FST_OK;
+}
+
+/// Whose rights a new file gets: an edit's those of the file that its tensors come from, a set's
+/// those of the set that was there, which may have had another number of files.
+static fst_status find_rights(const fst_writer *writer, fsti_target *target, fst_error *error) {
+    if (writer->origin != NULL)
+        return fsti_target_like(target, fsti_file_path(writer->origin), error);
+    if (writer->set_member == NULL) return FST_OK;
+    // It may go meanwhile: then nothing is known of its rights.
+    (void)fsti_target_like(target, writer->set_member, NULL);
+    return FST_OK;
+}
+
 static fst_status find_targets(fst_writer *writer, const char *path, fst_error *error) {
     bool is_set = writer->folder != NULL;
     bool durable = writer->options.promise == FST_SAVE_DURABLE;
     if (is_set) FST_TRY(fsti_folder_make(writer->folder, durable, &writer->folders_made, error));
+    if (is_set) FST_TRY(fsti_save_visit_folder(writer->folder, note_member, writer, error));
     for (uint32_t f = 0; f <= writer->file_count; f++) {
         bool is_index = f == writer->file_count;
         if (is_index && !is_set) break;
@@ -127,8 +162,7 @@ static fst_status find_targets(fst_writer *writer, const char *path, fst_error *
         bool follow = !is_set && writer->options.replace_link == 0;
         FST_TRY(fsti_target_find(writer->published[f], follow, target, error));
         // Who could not read the old file can't read its tensors at another place.
-        if (writer->origin != NULL)
-            FST_TRY(fsti_target_like(target, fsti_file_path(writer->origin), error));
+        FST_TRY(find_rights(writer, target, error));
     }
     return FST_OK;
 }
@@ -226,6 +260,7 @@ static void clear_memory(fst_writer *writer) {
         fsti_free(writer->published[f]);
     fsti_target_clear(&writer->index_target);
     fsti_journal_clear(&writer->journal);
+    fsti_free(writer->set_member);
     fsti_free(writer->published);
     fsti_free(writer->files);
     fsti_free(writer->tensors);

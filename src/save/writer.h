@@ -56,6 +56,7 @@ struct fst_writer {
     char *folder, *stem;      ///< of a set; NULL: one file
     unsigned folders_made;    ///< by opening
     fsti_target index_target; ///< of a set
+    char *set_member;         ///< a file of the set that is there: new ones get its rights. Or NULL
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 

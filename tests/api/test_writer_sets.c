@@ -102,6 +102,46 @@ TEST(other_files_of_the_folder_stay)
     CHECK_INT(save_entry_count("mixed"), 4 + 3);
 }
 
+static int rights_of(const char *name) {
+    struct stat info;
+    return stat(fixture_path(name), &info) == 0 ? (int)(info.st_mode & 07777) : -1;
+}
+
+TEST(a_set_keeps_its_rights_whatever_its_number_of_files)
+{
+    CHECK_INT(save_set("secret", 2, 'a', FST_SAVE_QUICK), FST_OK);
+    CHECK_INT(chmod(fixture_path("secret/model-00001-of-00002.safetensors"), 0644), 0);
+    CHECK_INT(chmod(fixture_path("secret/model-00002-of-00002.safetensors"), 0600), 0);
+    CHECK_INT(save_set("secret", 3, 'b', FST_SAVE_QUICK), FST_OK);
+    CHECK_INT(rights_of("secret/model-00001-of-00003.safetensors"), 0600);
+    CHECK_INT(rights_of("secret/model-00003-of-00003.safetensors"), 0600);
+    CHECK_INT(save_set("secret", 1, 'c', FST_SAVE_QUICK), FST_OK);
+    CHECK_INT(rights_of("secret/model.safetensors"), 0600);
+    CHECK_INT(save_set("secret", 2, 'd', FST_SAVE_QUICK), FST_OK);
+    CHECK_INT(rights_of("secret/model-00001-of-00002.safetensors"), 0600);
+    CHECK_INT(set_value("secret"), 'd');
+}
+
+TEST(leftovers_of_long_names_are_swept)
+{
+    char stem[216], hidden[300];
+    memset(stem, 's', 215);
+    stem[215] = '\0';
+    fst_save_tensor tensor = save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz");
+    fst_save_options options = save_options_of();
+    options.file_count = 1;
+    options.stem = stem;
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    CHECK_INT(fst_save(fixture_path("long"), &tensor, 1, &options, NULL, NULL), FST_OK);
+    // Names are cut where they are hidden: 200 bytes of them.
+    snprintf(hidden, sizeof hidden, "long/.%.200s.0123456789abcdef.tmp", stem);
+    fixture_file(hidden, "x", 1);
+    fixture_file("long/.t.safetensors.0123456789abcdef.tmp", "x", 1); // somebody else's
+    CHECK_INT(fst_save(fixture_path("long"), &tensor, 1, &options, &stats, NULL), FST_OK);
+    CHECK_INT(stats.leftover_count, 1);
+    CHECK_INT(save_hidden_count("long"), 1);
+}
+
 TEST(the_index_is_hugging_faces)
 {
     fst_save_tensor tensors[] = {

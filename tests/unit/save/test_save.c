@@ -12,6 +12,7 @@
 #include "fastsafetensors.h"
 #include "fixture.h"
 #include "io/io.h"
+#include "output/output.h"
 
 #define COUNT 5
 #define BYTES ((uint64_t)1500001)
@@ -41,6 +42,27 @@ static fst_status save_to(const char *path, fst_save_engine engine, uint32_t fil
                                 .thread_count = 2,
                                 .file_count = file_count};
     return fst_save(path, tensors, COUNT, &options, NULL, error);
+}
+
+static void note_use(void *context, const fst_leftover *leftover) {
+    *(int *)context = leftover->in_use;
+}
+
+TEST(what_is_kept_for_a_way_back_is_in_use)
+{
+    char *kept;
+    int lock, in_use = -1;
+    CHECK_INT(mkdir(fixture_path("kept"), 0777), 0);
+    const char *path = fixture_file("kept/model.safetensors", "old", 3);
+    CHECK_INT(fsti_path_keep(path, &kept, &lock, NULL), FST_OK);
+    if (kept == NULL) SKIP("no hard links here");
+    CHECK_INT(fst_leftovers_visit(fixture_path("kept"), note_use, &in_use, NULL), FST_OK);
+    CHECK_INT(in_use, 1);
+    close(lock); // as when the save is killed
+    CHECK_INT(fst_leftovers_visit(fixture_path("kept"), note_use, &in_use, NULL), FST_OK);
+    CHECK_INT(in_use, 0);
+    CHECK_INT(fsti_path_restore(path, kept, NULL), FST_OK);
+    fsti_free(kept);
 }
 
 static int reads_back(const char *path) {
