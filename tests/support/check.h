@@ -22,12 +22,17 @@ void check_register(check_test *test);
 void check_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/// How often to repeat what goes by chance: fewer times where a sanitizer slows everything down.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define CHECK_ROUNDS(count) ((count) / 5)
+#define CHECK_SANITIZED true
 #else
-#define CHECK_ROUNDS(count) (count)
+#define CHECK_SANITIZED false
 #endif
+
+/// Whether tests are to take their time: FASTSAFETENSORS_TESTS=all says so, but under a sanitizer,
+/// which slows everything down.
+bool check_thorough(void);
+/// How often to repeat what goes by chance, or how many cases of very many to try.
+#define CHECK_ROUNDS(count) (check_thorough() ? (count) : (count) / 5)
 
 #define TEST(test_name)                                                                            \
     static void test_name(void);                                                                   \

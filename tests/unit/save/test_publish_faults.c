@@ -450,9 +450,9 @@ static void try_kind(fault_kind how, const save_kind *kind, size_t system,
                         promise,
                         {how, 1, 0, systems[system].no_links, systems[system].shares_blocks, NULL}};
     fault_report report = {0};
-    // Under a sanitizer every fifth call, another one in each kind.
-    long stride = CHECK_ROUNDS(5) == 5 ? 1 : 5;
-    for (fault.plan.nth = 1 + (kind - kinds) % stride;; fault.plan.nth += stride) {
+    // Unless everything is asked for every fifth call, other ones in each kind and file system.
+    long stride = check_thorough() ? 1 : 5, first = kind - kinds + (long)system + (long)promise;
+    for (fault.plan.nth = 1 + first % stride;; fault.plan.nth += stride) {
         fault.plan.errno_index = 0;
         do {
             if (!try_fault(&fault, &report)) {
