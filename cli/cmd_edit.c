@@ -187,7 +187,7 @@ static int edit_model(edit_request *request, const char *source) {
     if (code == EXIT_GOOD && fst_model_file_count(model) != 1)
         code = cli_usage("edit", "'%s' is a set of files: edit one of them", source);
     if (code == EXIT_GOOD) say_absent_keys(request, model);
-    bool is_stream = request->plan.dry_run || (target != NULL && strcmp(target, "-") == 0);
+    bool is_stream = request->plan.dry_run || (target != NULL && cli_is_output(target));
     if (request->plan.dry_run && target == NULL) request->plan.target = source;
     if (code == EXIT_GOOD)
         code = is_stream ? stream(request, model) : edit_header(request, source, renames, count);

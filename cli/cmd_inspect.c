@@ -123,6 +123,11 @@ static int print_model(const fst_model *model, const inspect_request *request) {
     return code;
 }
 
+static input_part part_of(const void *request) {
+    (void)request;
+    return INPUT_HEADER;
+}
+
 static const char *const orders[] = {"file", "name", "size", "dtype", NULL};
 
 static int take(void *context, int key, cli_value value) {
@@ -172,13 +177,14 @@ const cli_command inspect_command = {
     .operands = "PATH",
     .summary = "list tensors, sizes and metadata of a model",
     .about = "Lists the tensors of a model: name, dtype, shape, bytes, offset in the file; totals\n"
-             "per dtype; metadata. Only headers are read.",
+             "per dtype; metadata. Only headers are read, of a pipe as well.",
     .examples = "  fastsafetensors inspect model.safetensors\n"
                 "  fastsafetensors inspect --sort size --select '*.layers.0.*' folder\n"
                 "  fastsafetensors inspect --json model.safetensors | jq .totals\n",
     .options = options,
     .operand_min = 1,
     .operand_max = 1,
+    .part = part_of,
     .inputs = INPUTS_FIRST,
     .has_json = true,
     .take = take,

@@ -151,6 +151,10 @@ static int take(void *context, int key, cli_value value) {
     return EXIT_GOOD;
 }
 
+static input_part part_of(const void *request) {
+    return ((const verify_request *)request)->hash ? INPUT_ALL : INPUT_MEASURED;
+}
+
 static int run(const cli_command *command, char **argv) {
     verify_request request = {.open = {.struct_size = sizeof request.open}};
     cli_operands operands;
@@ -183,6 +187,7 @@ const cli_command verify_command = {
     .options = options,
     .operand_min = 1,
     .operand_max = 100000,
+    .part = part_of,
     .inputs = INPUTS_ALL,
     .has_json = true,
     .has_progress = true,

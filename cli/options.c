@@ -198,21 +198,25 @@ static int parse_option(const cli_command *command, char **words, int *at, void 
     return take_option(command, option, text, request);
 }
 
-static int take_inputs(const cli_command *command, const cli_operands *operands) {
+static int take_inputs(const cli_command *command, const void *request,
+                       const cli_operands *operands) {
+    input_part part = command->part == NULL ? INPUT_ALL : command->part(request);
     int count = operands->count, code = EXIT_GOOD;
     if (command->inputs == INPUTS_NONE && count > 0 && strcmp(operands->words[0], "-") == 0)
         return cli_usage(command->name, "%s does not read standard input", command->name);
     if (command->inputs == INPUTS_NONE) return EXIT_GOOD;
     if (command->inputs == INPUTS_ALL_BUT_LAST) count--;
     if (command->inputs == INPUTS_FIRST && count > 1) count = 1;
-    for (int i = 0; i < count && code == EXIT_GOOD; i++) code = cli_take_input(&operands->words[i]);
+    for (int i = 0; i < count && code == EXIT_GOOD; i++)
+        code = cli_take_input(&operands->words[i], part);
     return code;
 }
 
-static int check_operands(const cli_command *command, const cli_operands *operands) {
+static int check_operands(const cli_command *command, const void *request,
+                          const cli_operands *operands) {
     int count = operands->count;
     if (count >= command->operand_min && count <= command->operand_max)
-        return take_inputs(command, operands);
+        return take_inputs(command, request, operands);
     if (count > command->operand_max)
         return cli_usage(command->name, "%d words are too many: %s takes %s", count, command->name,
                          command->operands);
@@ -240,7 +244,7 @@ int cli_parse(const cli_command *command, char **argv, void *request, cli_operan
         operands->is_answered = true;
         return EXIT_GOOD;
     }
-    return check_operands(command, operands);
+    return check_operands(command, request, operands);
 }
 
 // ---- completion ----

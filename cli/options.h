@@ -4,6 +4,7 @@
 #define CLI_OPTIONS_H
 
 #include "cli.h"
+#include "standard_input.h"
 
 /// An option. A table of them ends with one that has no name.
 typedef struct cli_option {
@@ -51,6 +52,8 @@ struct cli_command {
     unsigned bit; ///< of its options, where the table is that of several commands
     int operand_min, operand_max;
     cli_inputs inputs;
+    /// What of a model that comes through a pipe the request looks at; NULL: all of it.
+    input_part (*part)(const void *request);
     bool has_json, has_progress;
     /// Takes one option into the request: EXIT_GOOD, or an exit code after saying what is wrong.
     int (*take)(void *request, int key, cli_value value);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kept_digests.h"
+#include "standard_input.h"
 
 /// Pieces and what may be loaded ahead: together with the loader's and the writer's slots well
 /// below 256 MiB.
@@ -564,7 +565,7 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_GOOD && plan->dry_run)
         say_plan(&job);
     else if (code == EXIT_GOOD)
-        code = strcmp(plan->target, "-") == 0 ? stream_job(&job) : run_job(&job);
+        code = cli_is_output(plan->target) ? stream_job(&job) : run_job(&job);
     clear_job(&job);
     return code;
 }

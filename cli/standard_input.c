@@ -15,6 +15,8 @@
 #define BLOCK_BYTES ((size_t)1 << 20)
 /// What the format allows a header; what claims more is no model, and need not be read to its end.
 #define HEADER_BYTES_MAX ((uint64_t)100000000)
+/// Longer than models are, and within what file systems allow.
+#define HOLE_BYTES ((uint64_t)8 << 40)
 
 /// A file without a name where temporary files go; -1 after saying why there is none.
 static int open_spool(const char *folder) {
@@ -63,24 +65,85 @@ static bool is_promising(const char *block, size_t size) {
            (block[0] == '\x80' && block[1] >= 2 && block[1] <= 5);
 }
 
-/// Brings all of `from` to `to`.
-static int spool(int from, int to, const char *folder) {
+/// What is kept of a pipe, and how far it was read.
+typedef struct input_copy {
+    int from, to;
+    const char *folder; ///< where it is kept
+    input_part part;
+    uint64_t header_bytes; ///< with the length field; 0: it is no model
+    uint64_t taken;        ///< bytes read
+} input_copy;
+
+/// Keeps what is wanted of the block that was read last.
+static int keep_block(input_copy *copy, const char *block, size_t size) {
+    if (copy->taken == 0 && is_promising(block, size) && block[8] == '{') {
+        for (unsigned i = 0; i < 8; i++)
+            copy->header_bytes |= (uint64_t)(unsigned char)block[i] << (8 * i);
+        copy->header_bytes += 8;
+    }
+    uint64_t left = UINT64_MAX;
+    if (copy->part != INPUT_ALL && copy->header_bytes > 0)
+        left = copy->header_bytes > copy->taken ? copy->header_bytes - copy->taken : 0;
+    copy->taken += size;
+    if (write_block(copy->to, block, left < size ? (size_t)left : size)) return EXIT_GOOD;
+    return cli_fail_errno("keeping the input (TMPDIR says where) in", copy->folder);
+}
+
+/// Brings what is wanted of `from` to `to`.
+static int spool(input_copy *copy) {
     char *block = malloc(BLOCK_BYTES);
     if (block == NULL) return cli_no_memory();
     int code = EXIT_GOOD;
     for (bool is_first = true; code == EXIT_GOOD; is_first = false) {
-        ssize_t got = read_block(from, block);
+        ssize_t got = read_block(copy->from, block);
         if (got < 0) code = cli_fail_errno("reading", "standard input");
         if (got <= 0) break;
-        if (!write_block(to, block, (size_t)got))
-            code = cli_fail_errno("keeping the input (TMPDIR says where) in", folder);
+        code = keep_block(copy, block, (size_t)got);
         if (is_first && !is_promising(block, (size_t)got)) break; // opening it says what it is
+        if (copy->part == INPUT_HEADER && copy->taken >= copy->header_bytes &&
+            copy->header_bytes > 0)
+            break;
     }
     free(block);
     return code;
 }
 
-static int spool_to_path(int fd, char **word) {
+/// Where the last tensor of a kept header ends; 0: it is none, or the tensors are too large.
+static uint64_t claimed_bytes(const input_copy *copy) {
+    char path[32];
+    fst_open_options options = {.struct_size = sizeof options, .flags = FST_OPEN_LENIENT};
+    fst_model *model;
+    fst_tensor_info info;
+    uint64_t end = copy->header_bytes;
+    snprintf(path, sizeof path, "/dev/fd/%d", copy->to);
+    // Tensors have to fit a file: one with a hole that is larger than any of these.
+    if (ftruncate(copy->to, (off_t)(copy->header_bytes + HOLE_BYTES)) != 0) return 0;
+    if (fst_model_open(path, &options, &model, NULL) != FST_OK) return 0;
+    // Fillers may be the last.
+    for (size_t i = 0; fst_model_tensor_info(model, i, &info, NULL) == FST_OK; i++)
+        if (info.file_offset + info.size_bytes > end) end = info.file_offset + info.size_bytes;
+    fst_model_close(model);
+    return end;
+}
+
+/// Gives the file the length that the model has, where only its header was kept.
+static int set_length(input_copy *copy) {
+    uint64_t length = copy->taken;
+    if (copy->part == INPUT_ALL || copy->header_bytes == 0 || copy->taken < copy->header_bytes)
+        return EXIT_GOOD;
+    if (copy->part == INPUT_HEADER && (length = claimed_bytes(copy)) == 0) {
+        // What is wrong with it is told by its real length.
+        char *block = malloc(BLOCK_BYTES);
+        if (block == NULL) return cli_no_memory();
+        for (ssize_t got; (got = read_block(copy->from, block)) > 0;) copy->taken += (uint64_t)got;
+        free(block);
+        length = copy->taken;
+    }
+    if (ftruncate(copy->to, (off_t)length) == 0) return EXIT_GOOD;
+    return cli_fail_errno("keeping the input (TMPDIR says where) in", copy->folder);
+}
+
+static int spool_to_path(int fd, input_part part, char **word) {
     static char paths[8][32];
     static unsigned path_count;
     const char *folder = getenv("TMPDIR");
@@ -89,7 +152,9 @@ static int spool_to_path(int fd, char **word) {
         return cli_usage(NULL, "too many pipes: keep them in files");
     int file = open_spool(folder);
     if (file < 0) return EXIT_UNREADABLE;
-    int code = spool(fd, file, folder);
+    input_copy copy = {.from = fd, .to = file, .folder = folder, .part = part};
+    int code = spool(&copy);
+    if (code == EXIT_GOOD) code = set_length(&copy);
     if (code != EXIT_GOOD) return code;
     // Under the number of what was read, so that it has the name that the user knows; for
     // standard input also in a Python that we become.
@@ -114,7 +179,7 @@ static int descriptor_of(const char *path) {
     return -1;
 }
 
-int cli_take_input(char **word) {
+int cli_take_input(char **word, input_part part) {
     static char input_path[] = INPUT_PATH;
     static bool is_taken;
     struct stat info;
@@ -134,7 +199,14 @@ int cli_take_input(char **word) {
                                "fastsafetensors .. -, or a file");
     if (is_dash) *word = input_path;
     if (S_ISREG(info.st_mode) || S_ISDIR(info.st_mode) || S_ISBLK(info.st_mode)) return EXIT_GOOD;
-    return spool_to_path(fd, word);
+    return spool_to_path(fd, part, word);
 }
 
 bool cli_is_input(const char *path) { return strcmp(path, INPUT_PATH) == 0; }
+
+bool cli_is_output(const char *path) {
+    static const char *const names[] = {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(path, names[i]) == 0) return true;
+    return false;
+}

@@ -29,7 +29,8 @@ CODES = [
 PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.json) or a folder. "
          "Of a folder its only index is used, else all its *.safetensors files, sorted. - is "
          "standard input, where a model is read: what comes through a pipe is kept in a file "
-         "without a name meanwhile (in TMPDIR, or /tmp).")
+         "without a name meanwhile (in TMPDIR, or /tmp), as far as it is looked at. Of a target - "
+         "and /dev/stdout are standard output.")
 JSON = ('With --json a failure is an object, {"error": {"kind": .., "message": .., "file": .., '
         '"tensor": .., "byte": ..}}, on standard output; kinds are the names of the statuses in '
         'fastsafetensors/base.h, and "Usage", "NoMatch" and "NotInstalled".')

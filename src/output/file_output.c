@@ -60,7 +60,11 @@ static fst_status open_hidden(fsti_output *output, fst_error *error) {
         fsti_error_place place = FSTI_NOWHERE;
         place.file = output->target.path;
         place.os_errno = ENOENT;
-        return fsti_error_set(error, FST_E_NOT_FOUND, place, "there is no folder '%s' to save to",
+        // /proc and the like are there, and take no files.
+        bool is_there = access(output->target.folder, F_OK) == 0;
+        return fsti_error_set(error, FST_E_NOT_FOUND, place,
+                              is_there ? "no files can be made in the folder '%s'"
+                                       : "there is no folder '%s' to save to",
                               output->target.folder);
     }
     return fsti_error_errno(error, errno, output->target.path, "making the new file beside it");
