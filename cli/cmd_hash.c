@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "commands.h"
-#include "digest.h"
+#include "hash_library.h"
 #include "hash_store.h"
 #include "rewrite.h"
 #include "standard_input.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "digest.h"
+#include "hash_library.h"
 #include "rewrite.h"
 
 #define PIECE_BYTES ((uint64_t)16 << 20)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-HEADERS = ["base", "device", "dtype", "loader", "model", "version", "writer"]
+HEADERS = ["base", "device", "dtype", "loader", "model", "verify", "version", "writer"]
 FAKES = {
     "stddef.h": "typedef unsigned long size_t;\n#define NULL ((void *)0)\n",
     "stdint.h": "".join(f"typedef {sign} {c} {prefix}int{bits}_t;\n"

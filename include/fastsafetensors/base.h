@@ -92,6 +92,9 @@ typedef enum fst_status {
     FST_E_NO_SPACE = 29,                   ///< not enough space on the device
     FST_E_DEVICE = 30,                     ///< the GPU's driver reported an error
     FST_END = 31,                          ///< no more tensors
+    FST_E_DIGEST = 32,                     ///< bytes differ from their digest
+    FST_E_MANIFEST = 33,                   ///< invalid manifest
+    FST_E_SIGNATURE = 34,                  ///< signature not accepted
 } fst_status;
 
 /// What went wrong, in words and in numbers. The caller owns it, usually on the stack; a failing

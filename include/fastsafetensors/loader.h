@@ -237,6 +237,8 @@ typedef struct fst_load_stats {
     uint64_t device_wait_ns;    ///< summed over threads: waiting for the device
     uint64_t gds_bytes;         ///< read straight to the device
     uint64_t cache_bytes;       ///< of bytes_read: by way of the page cache, where they stay
+    uint64_t verified_bytes;    ///< held against their digests, and found to be right
+    uint64_t digest_ns;         ///< summed over threads: digesting
 } fst_load_stats;
 
 /// The 64-bit counters of fst_load_stats, all of them and in its order: for tables and formats that
@@ -247,7 +249,8 @@ typedef struct fst_load_stats {
     X(bytes_converted) X(read_count) X(chunk_count) X(chunks_resident) X(buffer_bytes) \
     X(buffer_bytes_peak) X(bounce_bytes) X(plan_ns) X(first_tensor_ns) X(total_ns) \
     X(read_ns) X(copy_ns) X(wait_ns) X(populate_ns) X(device_bytes) X(device_copies) \
-    X(device_launches) X(device_wait_ns) X(gds_bytes) X(cache_bytes)
+    X(device_launches) X(device_wait_ns) X(gds_bytes) X(cache_bytes) X(verified_bytes) \
+    X(digest_ns)
 // clang-format on
 
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,

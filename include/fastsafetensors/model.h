@@ -27,9 +27,18 @@ typedef struct fst_model fst_model;
 /// tensors whose bytes are all there, and no others.
 #define FST_OPEN_CUT 2u
 
+/// Hold all bytes that are loaded against the digests that lie beside the model: a file's in
+/// FILE.manifest, else in model.manifest of its folder. FST_E_NOT_FOUND where there are none.
+#define FST_OPEN_VERIFY 4u
+
 typedef struct fst_open_options {
     size_t struct_size; ///< sizeof(fst_open_options)
     uint32_t flags;     ///< FST_OPEN_* or 0
+    /// The path of a manifest (verify.h) to hold the model against; NULL: none, or what
+    /// FST_OPEN_VERIFY finds. Files are looked up by their path in the model's folder; one that is
+    /// not listed, of another size, or with another header is FST_E_DIGEST, before its header is
+    /// parsed. Names of tensors, shapes and metadata are then the manifest's, too.
+    const char *manifest;
 } fst_open_options;
 
 /// What is known of a tensor from the header. The pointers belong to the model.

@@ -6,24 +6,28 @@
 #include "fastsafetensors.h"
 #include "model/model.h"
 
-static fst_status read_options(const fst_open_options *options, uint32_t *flags, fst_error *error) {
+static fst_status read_options(const fst_open_options *options, model_wish *wish,
+                               fst_error *error) {
     fst_open_options known = {.struct_size = sizeof known};
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
-    API_REQUIRE((known.flags & ~(FST_OPEN_LENIENT | FST_OPEN_CUT)) == 0, error,
+    API_REQUIRE((known.flags & ~(FST_OPEN_LENIENT | FST_OPEN_CUT | FST_OPEN_VERIFY)) == 0, error,
                 "unknown open flags 0x%x", known.flags);
-    *flags = known.flags;
+    *wish = (model_wish){.flags = known.flags, .manifest = known.manifest};
+    bool verifies = known.manifest != NULL || (known.flags & FST_OPEN_VERIFY) != 0;
+    API_REQUIRE(!verifies || (known.flags & FST_OPEN_CUT) == 0, error,
+                "a file that was cut off can't be held against a manifest");
     return FST_OK;
 }
 
 fst_status fst_model_open(const char *path, const fst_open_options *options, fst_model **out,
                           fst_error *error) {
-    uint32_t flags = 0;
+    model_wish wish;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(path != NULL, error, "path is NULL");
-    FST_TRY(read_options(options, &flags, error));
-    return fsti_model_open(path, flags, out, error);
+    FST_TRY(read_options(options, &wish, error));
+    return fsti_model_open(path, &wish, out, error);
 }
 
 static fst_status check_source(const fst_source *source, fst_model **out, fst_error *error) {
@@ -39,14 +43,14 @@ static fst_status check_source(const fst_source *source, fst_model **out, fst_er
 
 fst_status fst_model_open_source(const fst_source *source, const fst_open_options *options,
                                  fst_model **out, fst_error *error) {
-    uint32_t flags = 0;
+    model_wish wish;
     fst_source known = FST_STRUCT_INIT(fst_source);
     if (out != NULL) *out = NULL;
     API_REQUIRE(source != NULL, error, "source is NULL");
     FST_TRY(fsti_api_copy_struct(&known, sizeof known, source, source->struct_size, error));
     fst_status status = check_source(&known, out, error);
-    if (status == FST_OK) status = read_options(options, &flags, error);
-    if (status == FST_OK) return fsti_model_open_source(&known, flags, out, error);
+    if (status == FST_OK) status = read_options(options, &wish, error);
+    if (status == FST_OK) return fsti_model_open_source(&known, &wish, out, error);
     if (known.release != NULL) known.release(known.context);
     return status;
 }
@@ -54,15 +58,15 @@ fst_status fst_model_open_source(const fst_source *source, const fst_open_option
 fst_status fst_model_open_files(const char *const *paths, size_t path_count,
                                 const fst_open_options *options, fst_model **out,
                                 fst_error *error) {
-    uint32_t flags = 0;
+    model_wish wish;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(paths != NULL && path_count > 0, error, "no paths");
     API_REQUIRE(path_count < UINT32_MAX, error, "too many paths");
     for (size_t i = 0; i < path_count; i++)
         API_REQUIRE(paths[i] != NULL, error, "path %zu is NULL", i);
-    FST_TRY(read_options(options, &flags, error));
-    return fsti_model_open_files(paths, path_count, flags, out, error);
+    FST_TRY(read_options(options, &wish, error));
+    return fsti_model_open_files(paths, path_count, &wish, out, error);
 }
 
 void fst_model_close(fst_model *model) { fsti_model_unref(model); }

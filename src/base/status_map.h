@@ -40,6 +40,9 @@
     X(FST_E_TIMEOUT, "Timeout", "timed out")                                                       \
     X(FST_E_NO_SPACE, "NoSpace", "not enough space on the device")                                 \
     X(FST_E_DEVICE, "DeviceError", "the GPU's driver reported an error")                           \
-    X(FST_END, "End", "no more tensors")
+    X(FST_END, "End", "no more tensors")                                                           \
+    X(FST_E_DIGEST, "DigestMismatch", "bytes differ from their digest")                            \
+    X(FST_E_MANIFEST, "InvalidManifest", "invalid manifest")                                       \
+    X(FST_E_SIGNATURE, "InvalidSignature", "signature not accepted")
 
 #endif

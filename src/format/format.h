@@ -6,6 +6,7 @@
 #define FSTI_FORMAT_H
 
 #include "base/base.h"
+#include "digest/digest.h"
 #include "dtype/dtype.h"
 #include "fastsafetensors/model.h"
 
@@ -121,6 +122,45 @@ fst_status fsti_index_parse(char *bytes, size_t byte_count, const char *path, ui
                             fsti_index *out, fst_error *error);
 void fsti_index_clear(fsti_index *index);
 
+/// True for a relative path without "..", and without a NUL that would hide the rest of it.
+bool fsti_path_stays_inside(const char *name, size_t size);
+
+// ---- manifests ----
+
+/// A file of a manifest.
+typedef struct fsti_manifest_file {
+    const char *name; ///< relative to the model's folder; NUL-terminated
+    size_t name_size;
+    uint64_t size_bytes;
+    uint64_t header_bytes; ///< that `header` is the digest of; 0: no safetensors file
+    unsigned char header[FSTI_DIGEST_BYTES_MAX];
+    const unsigned char *digests; ///< of its chunks
+    const char *tensor_lines;     ///< digests of tensors: whole lines, as they stand in the text
+    size_t tensor_lines_size;
+} fsti_manifest_file;
+
+typedef struct fsti_manifest {
+    char *bytes; ///< the text; names and digests are decoded in place
+    const fsti_digest_kind *kind;
+    uint32_t chunk_bytes;
+    fsti_manifest_file *files; ///< by name, ascending
+    size_t file_count;
+    size_t sealed_bytes; ///< that `seal` is the digest of
+    unsigned char seal[FSTI_DIGEST_BYTES_MAX];
+} fsti_manifest;
+
+/// What the first and the last line say (kind, sealed_bytes, seal), so that a text can be held
+/// against its seal before it is read. Nothing is to be cleared. False when it is no manifest.
+/// `bytes` as for fsti_header_parse().
+bool fsti_manifest_peek(const char *bytes, size_t byte_count, fsti_manifest *out);
+/// Parses a manifest; `bytes` as for fsti_header_parse(). FST_E_MANIFEST.
+fst_status fsti_manifest_parse(char *bytes, size_t byte_count, const char *path, fsti_manifest *out,
+                               fst_error *error);
+void fsti_manifest_clear(fsti_manifest *manifest);
+/// NULL: it does not list the file.
+const fsti_manifest_file *fsti_manifest_find(const fsti_manifest *manifest, const char *name,
+                                             size_t name_size);
+
 // ---- writing ----
 
 /// One tensor of a header to be written.
@@ -151,6 +191,28 @@ fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t 
 
 /// Writes the length field: `json_bytes`, little-endian.
 void fsti_header_put_length(char *field, uint64_t json_bytes);
+
+/// Lines under construction; `bytes` is from fsti_alloc.
+typedef struct fsti_lines {
+    char *bytes;
+    size_t size, capacity;
+} fsti_lines;
+
+/// A manifest to be written: `files` by name, ascending.
+typedef struct fsti_manifest_draft {
+    const fsti_digest_kind *kind; ///< ready
+    uint32_t chunk_bytes;
+    const fsti_manifest_file *files;
+    size_t file_count;
+} fsti_manifest_draft;
+/// *out is from fsti_alloc.
+fst_status fsti_manifest_write(const fsti_manifest_draft *draft, char **out, size_t *size_bytes,
+                               fst_error *error);
+/// The line of a tensor's digest, as fsti_manifest_file.tensor_lines has them. *out grows by it;
+/// it is from fsti_alloc. False without memory.
+bool fsti_manifest_put_tensor(const fsti_digest_kind *kind, const unsigned char *digest,
+                              const fsti_header *header, const fsti_tensor *tensor,
+                              fsti_lines *out);
 
 /// An index as Hugging Face's libraries write it: keys sorted, indented by two, ASCII only.
 /// `names` (NUL-free JSON text is made of any UTF-8) and `files` belong together, one each tensor.

@@ -32,8 +32,7 @@ static fsti_text finish_string(index_build *build, const json_string *string) {
     return (fsti_text){(uint32_t)(start - build->index->bytes), (uint32_t)size};
 }
 
-/// Relative, without "..", and no NUL that would hide the rest from the system.
-static bool stays_inside(const char *name, size_t size) {
+bool fsti_path_stays_inside(const char *name, size_t size) {
     if (size == 0 || name[0] == '/' || memchr(name, '\0', size) != NULL) return false;
     for (size_t begin = 0; begin <= size;) {
         const char *slash = memchr(name + begin, '/', size - begin);
@@ -93,7 +92,7 @@ static bool read_mapping(index_build *build) {
         !fsti_json_read_string(reader, &file))
         return false;
     fsti_text file_text = finish_string(build, &file);
-    if (!stays_inside(index->bytes + file_text.at, file_text.size)) {
+    if (!fsti_path_stays_inside(index->bytes + file_text.at, file_text.size)) {
         reader->cursor = index->bytes + file_text.at;
         build->bad_path = reader->cursor;
         return false;

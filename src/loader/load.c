@@ -63,6 +63,7 @@ static void choose_policy(fst_loader *loader, bool view_refused) {
                              .has_allocator = options->allocator != NULL,
                              .has_budget = options->budget_bytes != 0,
                              .view_refused = view_refused,
+                             .verifies = loader->digests != NULL,
                              .bytes = count_bytes(loader),
                              .available_bytes = UINT64_MAX};
     if (facts.bytes > FSTI_POLICY_SMALL_BYTES) facts.available_bytes = fsti_memory_left();
@@ -106,15 +107,17 @@ static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wan
                              fsti_plan *out, fst_error *error) {
     const fst_load_options *options = &loader->options;
     uint64_t gap = loader->tuning.coalesce_gap_bytes;
-    fsti_plan_rules rules = {.order = options->order,
-                             .batch_bytes_max = batch_limit(loader),
-                             .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
-                                                   : gap == UINT64_MAX ? 0
-                                                                       : gap,
-                             .chunk_bytes_max =
-                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
-                             .to_device = loader->device != NULL,
-                             .is_view = loader->mode == FST_MODE_MAP};
+    fsti_plan_rules rules = {
+        .order = options->order,
+        .batch_bytes_max = batch_limit(loader),
+        .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
+                              : gap == UINT64_MAX ? 0
+                                                  : gap,
+        .chunk_bytes_max = loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
+        .to_device = loader->device != NULL,
+        .is_view = loader->mode == FST_MODE_MAP,
+        .verify_bytes = loader->digests == NULL ? 0 : loader->digests[0]->chunk_bytes,
+        .file_bytes = loader->file_bytes};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 
@@ -135,6 +138,21 @@ static fst_status list_files(fst_loader *loader, fst_error *error) {
     for (size_t i = 0; i < count; i++) {
         loader->headers[i] = model->files[i].header;
         loader->files[i] = model->files[i].file;
+    }
+    return FST_OK;
+}
+
+/// Notes what each file is held against; all are, or none is.
+static fst_status list_digests(fst_loader *loader, fst_error *error) {
+    const fst_model *model = loader->model;
+    if (model->verification == NULL) return FST_OK;
+    loader->digests = fsti_alloc_zeroed(model->file_count, sizeof *loader->digests);
+    loader->file_bytes = fsti_alloc_zeroed(model->file_count, sizeof *loader->file_bytes);
+    if (loader->digests == NULL || loader->file_bytes == NULL)
+        return fsti_error_memory(error, model->file_count * sizeof *loader->digests);
+    for (size_t i = 0; i < model->file_count; i++) {
+        loader->digests[i] = &model->files[i].digests;
+        loader->file_bytes[i] = model->files[i].digests.file_bytes;
     }
     return FST_OK;
 }
@@ -199,6 +217,7 @@ static fsti_job job_of(const fst_loader *loader) {
     return (fsti_job){.plan = &loader->plan,
                       .headers = loader->headers,
                       .files = loader->files,
+                      .digests = loader->digests,
                       .mappings = loader->mappings,
                       .populate = options->map_populate != 0,
                       .keeps_cache = loader->policy.keeps_cache,
@@ -208,7 +227,8 @@ static fsti_job job_of(const fst_loader *loader) {
                       .locks_memory = loader->locks_memory,
                       .stream = options->stream,
                       .ring_bytes = ring_bytes(loader),
-                      .gds = options->gds,
+                      // What goes straight to a device passes no processor that could digest it.
+                      .gds = loader->digests == NULL ? options->gds : FST_GDS_OFF,
                       .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
                       .ring = loader->tuning.ring,
                       .numa = loader->tuning.numa,
@@ -233,7 +253,10 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         loader->options.allocator = &loader->allocator;
     }
     fst_status status = list_files(loader, error);
+    if (status == FST_OK) status = list_digests(loader, error);
     if (status == FST_OK) status = fsti_loader_resolve(loader, options, error);
+    if (status == FST_OK && loader->digests != NULL)
+        status = fsti_loader_check_verified(loader, error);
     if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
         choose_policy(loader, false);
@@ -259,6 +282,8 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_free(loader->item_of_tensor);
     fsti_free(loader->headers);
     fsti_free(loader->files);
+    fsti_free(loader->digests);
+    fsti_free(loader->file_bytes);
     fsti_model_unref(loader->model);
     pthread_mutex_destroy(&loader->lock);
     fsti_free(loader);

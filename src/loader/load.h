@@ -22,6 +22,9 @@ struct fst_loader {
     uint64_t *slices; ///< the numbers that wants point to
     const fsti_header **headers;
     fsti_file **files;
+    /// By file, what it is held against; NULL when the model is not verified.
+    const fsti_digest_list **digests;
+    uint64_t *file_bytes;
     fsti_buffer **views; ///< FST_MODE_MAP: mappings by file
     char **mappings;     ///< their addresses
     fst_allocator allocator;
@@ -38,6 +41,9 @@ struct fst_loader {
 /// Fills loader->wants from the options' items, or from its selection.
 fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *options,
                                fst_error *error);
+
+/// FST_E_UNSUPPORTED for what can't be loaded verified.
+fst_status fsti_loader_check_verified(const fst_loader *loader, fst_error *error);
 
 /// An item whose bytes are in place: the plan that brought them, and the buffer (NULL where the
 /// item has a destination).

@@ -18,6 +18,7 @@ void fsti_model_unref(fst_model *model) {
     fsti_free(model->files);
     fsti_free(model->entries);
     fsti_free(model->slots);
+    fsti_verification_close(model->verification);
     pthread_mutex_destroy(&model->lock);
     fsti_free(model);
 }
@@ -50,18 +51,30 @@ static fst_status finish_model(fst_model *model, fst_status status, const fsti_i
     return FST_OK;
 }
 
-static fst_status open_files(const char *const *paths, size_t path_count, uint32_t flags,
-                             const fsti_index *index, fst_model **out, fst_error *error) {
-    fst_model *model = make_model(path_count, error);
+/// Files that make up a model, and what they are held against, which the model takes over.
+typedef struct file_list {
+    const char *const *paths;
+    size_t count;
+    const fsti_index *index; ///< NULL: none
+    model_verification *verification;
+} file_list;
+
+static fst_status open_files(const file_list *files, uint32_t flags, fst_model **out,
+                             fst_error *error) {
+    fst_model *model = make_model(files->count, error);
     fst_status status = model == NULL ? FST_E_NO_MEMORY : FST_OK;
-    for (size_t i = 0; i < path_count && status == FST_OK; i++) {
-        status = fsti_model_file_open(paths[i], flags, model->hash_key, &model->files[i], error);
+    if (model == NULL)
+        fsti_verification_close(files->verification);
+    else
+        model->verification = files->verification;
+    for (size_t i = 0; i < files->count && status == FST_OK; i++) {
+        status = fsti_model_file_open(model, files->paths[i], flags, &model->files[i], error);
         if (status == FST_OK) model->file_count++;
     }
-    return model == NULL ? status : finish_model(model, status, index, out, error);
+    return model == NULL ? status : finish_model(model, status, files->index, out, error);
 }
 
-fst_status fsti_model_open_source(const fst_source *source, uint32_t flags, fst_model **out,
+fst_status fsti_model_open_source(const fst_source *source, const model_wish *wish, fst_model **out,
                                   fst_error *error) {
     fsti_file *file;
     FST_TRY(fsti_file_open_source(source, &file, error));
@@ -70,24 +83,38 @@ fst_status fsti_model_open_source(const fst_source *source, uint32_t flags, fst_
         fsti_file_unref(file);
         return FST_E_NO_MEMORY;
     }
-    fst_status status = fsti_model_file_take(file, flags, model->hash_key, &model->files[0], error);
+    fst_status status =
+        fsti_verification_open(fsti_file_path(file), wish, &model->verification, error);
+    if (status == FST_OK)
+        status = fsti_model_file_take(model, file, wish->flags, &model->files[0], error);
+    else
+        fsti_file_unref(file);
     if (status == FST_OK) model->file_count = 1;
     return finish_model(model, status, NULL, out, error);
 }
 
-fst_status fsti_model_open_files(const char *const *paths, size_t path_count, uint32_t flags,
-                                 fst_model **out, fst_error *error) {
-    return open_files(paths, path_count, flags, NULL, out, error);
+fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
+                                 const model_wish *wish, fst_model **out, fst_error *error) {
+    file_list files = {.paths = paths, .count = path_count};
+    FST_TRY(fsti_verification_open(paths[0], wish, &files.verification, error));
+    return open_files(&files, wish->flags, out, error);
 }
 
 /// One try; *same: no save has replaced the set meanwhile.
-static fst_status open_path(const char *path, uint32_t flags, bool *same, fst_model **out,
+static fst_status open_path(const char *path, const model_wish *wish, bool *same, fst_model **out,
                             fst_error *error) {
     model_paths paths;
-    fst_status status = fsti_model_paths(path, fsti_hash_key(), &paths, error);
+    file_list files = {.paths = NULL};
+    *same = true;
+    FST_TRY(fsti_verification_open(path, wish, &files.verification, error));
+    fst_status status = fsti_model_paths(path, fsti_hash_key(), files.verification, &paths, error);
+    files.paths = (const char *const *)paths.paths;
+    files.count = paths.count;
+    files.index = paths.has_index ? &paths.index : NULL;
     if (status == FST_OK)
-        status = open_files((const char *const *)paths.paths, paths.count, flags,
-                            paths.has_index ? &paths.index : NULL, out, error);
+        status = open_files(&files, wish->flags, out, error);
+    else
+        fsti_verification_close(files.verification);
     *same = fsti_model_paths_same(&paths);
     if (*same && status == FST_OK && paths.count > 1 && !paths.has_index)
         *same = fsti_model_files_same(*out);
@@ -97,11 +124,12 @@ static fst_status open_path(const char *path, uint32_t flags, bool *same, fst_mo
     return status;
 }
 
-fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error) {
+fst_status fsti_model_open(const char *path, const model_wish *wish, fst_model **out,
+                           fst_error *error) {
     fst_status status = FST_OK;
     for (unsigned tries = 0; tries < OPEN_TRIES_MAX; tries++) {
         bool same;
-        status = open_path(path, flags, &same, out, error);
+        status = open_path(path, wish, &same, out, error);
         if (same) return status;
         if (status == FST_OK) fsti_model_unref(*out);
         *out = NULL;

@@ -46,35 +46,79 @@ static fst_status name_kind(fsti_file *file, const fsti_header_rules *rules, fst
                           fsti_status_name(status), kind);
 }
 
-static fst_status read_header(model_file *target, const fsti_header_rules *rules, char **bytes,
+static fst_status refuse_digest(const fsti_file *file, const char *what, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = fsti_file_path(file);
+    return fsti_error_set(error, FST_E_DIGEST, place, "%s is not what the manifest says", what);
+}
+
+/// What a manifest says of a file is so, before its header is parsed: its size and the digest of
+/// the bytes that were read of it, which are the header's.
+static fst_status check_header(const model_file *target, const fsti_manifest_file *listed,
+                               const char *bytes, fst_error *error) {
+    unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+    const fsti_digest_kind *kind = target->digests.kind;
+    if (!kind->hash(bytes, (size_t)listed->header_bytes, digest) ||
+        memcmp(digest, listed->header, kind->digest_bytes) != 0)
+        return refuse_digest(target->file, "its header", error);
+    return FST_OK;
+}
+
+/// Notes what the model's manifest says of the file; *listed stays NULL when there is none.
+static fst_status find_digests(const fst_model *model, model_file *target,
+                               const fsti_manifest_file **listed, fst_error *error) {
+    const model_verification *verification = model->verification;
+    *listed = NULL;
+    if (verification == NULL) return FST_OK;
+    FST_TRY(fsti_verification_find(verification, fsti_file_path(target->file), listed, error));
+    if ((*listed)->size_bytes != fsti_file_size(target->file))
+        return refuse_digest(target->file, "its size", error);
+    if ((*listed)->header_bytes == 0)
+        return refuse_digest(target->file, "that it is a safetensors file", error);
+    target->digests = (fsti_digest_list){.kind = verification->manifest.kind,
+                                         .digests = (*listed)->digests,
+                                         .file_bytes = (*listed)->size_bytes,
+                                         .chunk_bytes = verification->manifest.chunk_bytes};
+    return FST_OK;
+}
+
+static fst_status read_header(model_file *target, const fsti_header_rules *rules,
+                              const fsti_manifest_file *listed, char **bytes,
                               uint64_t *header_bytes, fst_error *error) {
     size_t first = (size_t)fsti_min(rules->file_size, FIRST_READ_BYTES), got;
+    if (listed != NULL) first = (size_t)listed->header_bytes;
     *bytes = fsti_alloc(first + FSTI_FORMAT_PADDING_BYTES);
     if (*bytes == NULL) return fsti_error_memory(error, first);
     FST_TRY(fsti_file_read(target->file, *bytes, first, 0, &got, error));
     if (got < first) return file_ended(target->file, error);
+    if (listed != NULL) FST_TRY(check_header(target, listed, *bytes, error));
     FST_TRY(fsti_header_length((unsigned char *)*bytes, rules, header_bytes, error));
+    // What is parsed is what was digested, to the byte.
+    if (listed != NULL && *header_bytes != first - FSTI_FORMAT_LENGTH_BYTES)
+        return refuse_digest(target->file, "the length of its header", error);
     return read_rest(target, bytes, got, (size_t)*header_bytes, error);
 }
 
-fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_key,
+fst_status fsti_model_file_open(const fst_model *model, const char *path, uint32_t flags,
                                 model_file *out, fst_error *error) {
     fsti_file *file;
     FST_TRY(fsti_file_open(path, &file, error));
-    return fsti_model_file_take(file, flags, hash_key, out, error);
+    return fsti_model_file_take(model, file, flags, out, error);
 }
 
-fst_status fsti_model_file_take(fsti_file *file, uint32_t flags, uint64_t hash_key, model_file *out,
-                                fst_error *error) {
+fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_t flags,
+                                model_file *out, fst_error *error) {
     *out = (model_file){.file = file};
     fsti_header_rules rules = {.path = fsti_file_path(file),
                                .file_size = fsti_file_size(out->file),
                                .lenient = (flags & FST_OPEN_LENIENT) != 0,
                                .cut = (flags & FST_OPEN_CUT) != 0,
-                               .hash_key = hash_key};
+                               .hash_key = model->hash_key};
     char *bytes = NULL;
     uint64_t header_bytes = 0;
-    fst_status status = read_header(out, &rules, &bytes, &header_bytes, error);
+    const fsti_manifest_file *listed;
+    fst_status status = find_digests(model, out, &listed, error);
+    if (status == FST_OK) status = read_header(out, &rules, listed, &bytes, &header_bytes, error);
     if (status == FST_OK)
         status = fsti_header_parse(bytes, (size_t)header_bytes, &rules, &out->header, error);
     else

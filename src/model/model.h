@@ -5,15 +5,41 @@
 
 #include <pthread.h>
 
+#include "digest/digest.h"
 #include "format/format.h"
 #include "io/io.h"
 #include "memory/memory.h"
+
+/// What a model is held against: a manifest, and the folder that its names are relative to.
+typedef struct model_verification {
+    char *path;   ///< of the manifest
+    char *folder; ///< with its last slash; "" is the current one
+    fsti_manifest manifest;
+} model_verification;
+
+/// How a model is to be opened.
+typedef struct model_wish {
+    uint32_t flags;       ///< FST_OPEN_*
+    const char *manifest; ///< NULL: what FST_OPEN_VERIFY finds, or none
+} model_wish;
+
+/// Reads the manifest that is wished for at `path`, a model's; *out is NULL where none is.
+fst_status fsti_verification_open(const char *path, const model_wish *wish,
+                                  model_verification **out, fst_error *error);
+void fsti_verification_close(model_verification *verification);
+/// What the manifest says of a file; FST_E_DIGEST when it does not list it.
+fst_status fsti_verification_find(const model_verification *verification, const char *path,
+                                  const fsti_manifest_file **out, fst_error *error);
+/// Holds the whole bytes of a file against the manifest. NULL accepts everything.
+fst_status fsti_verification_check(const model_verification *verification, const char *path,
+                                   const char *bytes, uint64_t size_bytes, fst_error *error);
 
 /// One file of a model.
 typedef struct model_file {
     fsti_file *file;
     fsti_header *header;
     uint32_t header_reads;
+    fsti_digest_list digests; ///< of its chunks; kind is NULL when the model is not verified
     fsti_buffer *mappings[2]; ///< private views, read-only and writable; made on first use
 } model_file;
 
@@ -34,7 +60,8 @@ struct fst_model {
     uint32_t *slots;    ///< names of all entries: index + 1; NULL where `entries` is
     size_t slot_count;
     uint64_t hash_key;
-    pthread_mutex_t lock; ///< for mappings
+    model_verification *verification; ///< NULL: none
+    pthread_mutex_t lock;             ///< for mappings
 };
 
 static inline model_entry fsti_model_entry(const fst_model *model, size_t index) {
@@ -43,12 +70,12 @@ static inline model_entry fsti_model_entry(const fst_model *model, size_t index)
 
 fst_model *fsti_model_ref(fst_model *model);
 
-/// Opens a file and reads its header with one or two reads.
-fst_status fsti_model_file_open(const char *path, uint32_t flags, uint64_t hash_key,
+/// Opens a file of the model and reads its header with one or two reads.
+fst_status fsti_model_file_open(const fst_model *model, const char *path, uint32_t flags,
                                 model_file *out, fst_error *error);
 /// The same for a file that is open; it is taken over, also when that fails.
-fst_status fsti_model_file_take(fsti_file *file, uint32_t flags, uint64_t hash_key, model_file *out,
-                                fst_error *error);
+fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_t flags,
+                                model_file *out, fst_error *error);
 void fsti_model_file_clear(model_file *file);
 
 /// Adds the tensors of all files (or those that `index` maps) to the model's table.
@@ -67,8 +94,9 @@ typedef struct model_paths {
     char *index_path; ///< or where an index would be looked for: the folder; NULL: a single file
     int index_hold;   ///< keeps the index's inode from being used again while the set is opened
 } model_paths;
-/// *out is to be cleared also after an error.
-fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *out,
+/// *out is to be cleared also after an error. An index is held against `verification` (or NULL).
+fst_status fsti_model_paths(const char *path, uint64_t hash_key,
+                            const model_verification *verification, model_paths *out,
                             fst_error *error);
 void fsti_model_paths_clear(model_paths *paths);
 
@@ -109,12 +137,13 @@ void fsti_model_folder_hint(const char *folder, char *text, size_t text_size);
 
 // ---- the public functions; their arguments have been checked ----
 
-fst_status fsti_model_open(const char *path, uint32_t flags, fst_model **out, fst_error *error);
+fst_status fsti_model_open(const char *path, const model_wish *wish, fst_model **out,
+                           fst_error *error);
 /// Takes the source over in any case: it is released when nobody needs it any more.
-fst_status fsti_model_open_source(const fst_source *source, uint32_t flags, fst_model **out,
+fst_status fsti_model_open_source(const fst_source *source, const model_wish *wish, fst_model **out,
                                   fst_error *error);
-fst_status fsti_model_open_files(const char *const *paths, size_t path_count, uint32_t flags,
-                                 fst_model **out, fst_error *error);
+fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
+                                 const model_wish *wish, fst_model **out, fst_error *error);
 void fsti_model_unref(fst_model *model);
 size_t fsti_model_tensor_count(const fst_model *model);
 /// With fillers: what indexes are below.
@@ -123,6 +152,8 @@ size_t fsti_model_file_count(const fst_model *model);
 /// `index` is in range.
 void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_info *out);
 void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out);
+/// Leaves *out as it is when the model is not verified.
+void fsti_model_verification(const fst_model *model, fst_verification *out);
 void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,
                          fst_metadata_entry *out);
 fst_status fsti_model_find(const fst_model *model, const char *name, size_t name_size,

@@ -88,7 +88,8 @@ static fst_status parse_index(char *bytes, size_t byte_count, const char *path, 
                           fsti_status_name(status), kind);
 }
 
-static fst_status open_index(const char *path, uint64_t hash_key, model_paths *out,
+static fst_status open_index(const char *path, uint64_t hash_key,
+                             const model_verification *verification, model_paths *out,
                              fst_error *error) {
     char *bytes;
     size_t byte_count;
@@ -97,6 +98,11 @@ static fst_status open_index(const char *path, uint64_t hash_key, model_paths *o
     out->index_hold = open(path, O_PATH | O_CLOEXEC);
     out->has_index = true;
     FST_TRY(fsti_model_read_text(path, &bytes, &byte_count, error));
+    fst_status status = fsti_verification_check(verification, path, bytes, byte_count, error);
+    if (status != FST_OK) {
+        fsti_free(bytes);
+        return status;
+    }
     FST_TRY(parse_index(bytes, byte_count, path, hash_key, &out->index, error));
     const char *slash = strrchr(path, '/');
     size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
@@ -125,7 +131,8 @@ static fst_status open_without_index(const char *folder, model_paths *out, fst_e
     return fsti_model_check_shards(out, folder, error);
 }
 
-static fst_status open_folder(const char *folder, uint64_t hash_key, model_paths *out,
+static fst_status open_folder(const char *folder, uint64_t hash_key,
+                              const model_verification *verification, model_paths *out,
                               fst_error *error) {
     model_paths indices = {.index_hold = -1};
     fsti_error_place place = FSTI_NOWHERE;
@@ -136,7 +143,7 @@ static fst_status open_folder(const char *folder, uint64_t hash_key, model_paths
                                 "the folder has %zu index files (%.100s, ..): open one of them",
                                 indices.count, indices.paths[0]);
     else if (status == FST_OK && indices.count == 1)
-        status = open_index(indices.paths[0], hash_key, out, error);
+        status = open_index(indices.paths[0], hash_key, verification, out, error);
     else if (status == FST_OK)
         status = open_without_index(folder, out, error);
     fsti_model_paths_clear(&indices);
@@ -157,7 +164,8 @@ static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
                           "addresses are not read, files are: download it first");
 }
 
-fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *out,
+fst_status fsti_model_paths(const char *path, uint64_t hash_key,
+                            const model_verification *verification, model_paths *out,
                             fst_error *error) {
     *out = (model_paths){.index_hold = -1};
     struct stat info;
@@ -165,9 +173,9 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key, model_paths *ou
     if (stat(path, &info) != 0)
         status = fail_stat(path, errno, error);
     else if (S_ISDIR(info.st_mode))
-        status = open_folder(path, hash_key, out, error);
+        status = open_folder(path, hash_key, verification, out, error);
     else if (ends_with(path, ".index.json"))
-        status = open_index(path, hash_key, out, error);
+        status = open_index(path, hash_key, verification, out, error);
     else
         status = push_path(out, "", 0, path, error);
     return status;

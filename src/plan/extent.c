@@ -19,13 +19,34 @@ static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segm
     return segment->file_offset % alignment == 0;
 }
 
-static fst_status push_extent(plan_build *build, const fsti_plan_extent *extent) {
+/// What widening may add to a linear extent, which takes memory for it: a sixteenth.
+#define WIDENED_PART 16u
+
+/// Moves the ends of an extent to where digests begin and end.
+static void widen_extent(const plan_build *build, fsti_plan_extent *extent) {
+    uint64_t unit = build->rules->verify_bytes, size = extent->end - extent->begin;
+    if (unit == 0) return;
+    extent->begin = fsti_align_down(extent->begin, unit);
+    extent->end =
+        fsti_min(fsti_align_up(extent->end, unit), build->rules->file_bytes[extent->file]);
+    if (extent->end - extent->begin - size > size / WIDENED_PART) extent->linear = false;
+}
+
+static fst_status push_extent(plan_build *build, fsti_plan_extent *extent) {
     fsti_plan *plan = build->plan;
+    widen_extent(build, extent);
     if (!fsti_array_reserve((void **)&plan->extents, &build->extent_capacity, plan->extent_count,
                             sizeof *plan->extents, UINT32_MAX))
         return fsti_error_memory(build->error, plan->extent_count * sizeof *plan->extents);
     plan->extents[plan->extent_count++] = *extent;
     return FST_OK;
+}
+
+/// Whether both need one piece that is read whole: it is read once.
+static bool shares_digest(const plan_build *build, const fsti_plan_extent *extent,
+                          const fsti_plan_segment *segment) {
+    uint64_t unit = build->rules->verify_bytes;
+    return unit != 0 && (extent->end - 1) / unit == segment->file_offset / unit;
 }
 
 /// Adds the segment to the extent if it lies close behind it and the mixture is worth it.
@@ -34,7 +55,7 @@ static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
     if (extent->segment_count == 0 || extent->file != file) return false;
     if (segment->file_offset < extent->end) return false;
     uint64_t gap = segment->file_offset - extent->end, end = fsti_plan_segment_end(segment);
-    if (gap > build->gap_bytes) return false;
+    if (gap > build->gap_bytes && !shares_digest(build, extent, segment)) return false;
     if (linear != extent->linear || (linear && gap > FSTI_PLAN_PAGE_BYTES)) {
         // A large linear part is kept apart: scattering costs it the straight way to memory.
         // And a gap in a linear extent is a gap in memory: only small ones are worth it.

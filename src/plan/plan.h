@@ -55,6 +55,11 @@ typedef struct fsti_plan_rules {
     uint64_t chunk_bytes_max;    ///< a power of two; 0: no limit
     bool is_view;   ///< chunks lie at multiples of their size in the file, and grow when too many
     bool to_device; ///< kernels read vectors of 16 bytes, and expect what allocators align
+    /// What is read is whole pieces of this size of the file, for whoever checks them: a power of
+    /// two, at most 1 MiB; 0: only what is needed. Elements that are converted must not lie across
+    /// their borders.
+    uint32_t verify_bytes;
+    const uint64_t *file_bytes; ///< by file, its size; needed with verify_bytes
 } fsti_plan_rules;
 
 typedef struct fsti_plan_item {

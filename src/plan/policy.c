@@ -30,6 +30,7 @@ static const char *why_not_views(const fsti_load_facts *facts) {
         return "an engine, allocator or budget was asked for";
     if (facts->cache == FST_CACHE_BYPASS) return "the page cache is to be left alone";
     if (facts->view_refused) return "no view can be had";
+    if (facts->verifies) return "what is verified is memory that nobody else can change";
     return NULL;
 }
 
@@ -120,5 +121,7 @@ fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
     // One lane keeps a disk busy; more serve arrays of them where there are processors to copy.
     // Reads straight to a device block, so everybody does them.
     uint64_t lanes = !facts->any_ring || facts->reads_far ? 0 : threads >= 8 ? 2 : 1;
+    // A digest may be slower than the disk: then all processors have to work on it.
+    if (facts->verifies && facts->any_ring) lanes = threads;
     return (fsti_thread_policy){.thread_count = (uint32_t)threads, .lane_count = (uint32_t)lanes};
 }

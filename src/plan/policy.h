@@ -19,6 +19,7 @@ typedef struct fsti_load_facts {
     bool to_device, locks_memory;
     bool has_destinations, converts, has_allocator, has_budget;
     bool view_refused;        ///< the system does not map the files
+    bool verifies;            ///< bytes are held against digests
     uint64_t bytes;           ///< of the request
     uint64_t available_bytes; ///< memory that may be used; UINT64_MAX: no limit is known
 } fsti_load_facts;
@@ -81,6 +82,7 @@ typedef struct fsti_thread_facts {
     bool any_ring;     ///< some file is read by a ring
     bool any_blocking; ///< some file is read by calls that block
     bool reads_far;    ///< straight to a device, by calls that block
+    bool verifies;     ///< whoever reads digests what came
 } fsti_thread_facts;
 
 typedef struct fsti_thread_policy {

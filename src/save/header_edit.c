@@ -250,7 +250,7 @@ static fst_status edit_model(header_edit *edit, const char *path, const char *ta
 fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
                             fst_save_stats *stats, fst_error *error) {
     fst_model *model;
-    FST_TRY(fsti_model_open(path, 0, &model, error));
+    FST_TRY(fsti_model_open(path, &(model_wish){.flags = 0}, &model, error));
     header_edit edit = {.model = model};
     fst_status status = edit_model(&edit, path, target, options, stats, error);
     fsti_free(edit.tensors);

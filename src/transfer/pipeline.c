@@ -36,11 +36,13 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
 static fst_status choose_routes(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     const fsti_plan *plan = job->plan;
-    // Slots are filled by read calls: of a mapping every chunk's pages have to be found and given
+    // What is verified is read, so that nobody can change it between its digest and its use; and
+    // slots are filled by read calls: of a mapping every chunk's pages have to be found and given
     // back, while other threads do the same (docs/gpu.md has the figures).
     bool to_slots = pipeline->sink == &fsti_sink_device;
     fsti_route_wish wish = {.engine = job->engine,
-                            .guard_allowed = job->guard_allowed && !to_slots,
+                            .guard_allowed =
+                                job->guard_allowed && !to_slots && job->digests == NULL,
                             .keeps_cache = job->keeps_cache,
                             .clears_cache = job->clears_cache,
                             .is_small = is_small(job)};
@@ -88,6 +90,7 @@ bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route fai
 static void size_threads(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     fsti_thread_facts facts = {.wanted = pipeline->job.thread_count,
+                               .verifies = pipeline->job.digests != NULL,
                                .chunk_count = plan->chunk_count};
     // A small load does not even ask what there is to use.
     if (facts.wanted == 0 && plan->chunk_count > 1) facts.processor_count = fsti_cpu_count();
@@ -210,7 +213,8 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     init_locks(pipeline);
     size_t file_count = count_files(job->plan);
     fst_status status = prepare(pipeline, file_count, error);
-    bool has_work = !pipeline->sink->is_view || job->populate || job->keeps_cache;
+    bool has_work =
+        !pipeline->sink->is_view || job->populate || job->keeps_cache || job->digests != NULL;
     if (status == FST_OK && has_work) status = admit_first(pipeline, file_count, error);
     if (status == FST_OK) {
         if (!has_work)

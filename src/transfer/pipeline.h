@@ -46,7 +46,9 @@ typedef struct batch_state {
     X(device_launches)                                                                             \
     X(device_wait_ns)                                                                              \
     X(gds_bytes)                                                                                   \
-    X(cache_bytes)
+    X(cache_bytes)                                                                                 \
+    X(verified_bytes)                                                                              \
+    X(digest_ns)
 
 /// Counters of one worker, added up when it ends.
 typedef struct worker_counts {
@@ -215,6 +217,23 @@ void fsti_scatter(scatter_order *order);
 /// FST_E_FILE_CHANGED, naming tensor and offset, when the extent's file is not what it was.
 fst_status fsti_pipeline_check_file(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                                     uint64_t offset, fst_error *error);
+
+/// Bytes of a file, and where they are.
+typedef struct fsti_verify_range {
+    uint64_t begin, end;
+    const char *bytes;
+    bool is_mapped; ///< a mapping: its pages may fail to come
+} fsti_verify_range;
+
+/// Holds bytes [begin, end) of a chunk, whole pieces of its file's digests, against them, where the
+/// job has any: FST_E_DIGEST that names file, piece and tensor. Before anything is done with them.
+fst_status fsti_pipeline_verify(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                                const fsti_verify_range *range, worker_counts *counts,
+                                fst_error *error);
+
+/// What lies at `offset` of an extent's file.
+fsti_error_place fsti_pipeline_place(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                                     uint64_t offset);
 
 /// An fst_error for `status` at `offset` of an extent's file, naming the tensor there.
 void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,

@@ -103,9 +103,8 @@ void fsti_scatter(scatter_order *order) {
     }
 }
 
-/// What lies at `offset` of an extent's file.
-static fsti_error_place find_place(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
-                                   uint64_t offset) {
+fsti_error_place fsti_pipeline_place(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                                     uint64_t offset) {
     const fsti_job *job = &pipeline->job;
     fsti_error_place place = {.byte_offset = offset};
     size_t index = first_segment(job->plan, extent, offset);
@@ -121,7 +120,7 @@ static fsti_error_place find_place(const fsti_pipeline *pipeline, const fsti_pla
 
 void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                             uint64_t offset, fst_status status, int os_errno, fst_error *error) {
-    fsti_error_place place = find_place(pipeline, extent, offset);
+    fsti_error_place place = fsti_pipeline_place(pipeline, extent, offset);
     place.file = fsti_file_path(pipeline->job.files[extent->file]);
     place.os_errno = os_errno;
     fsti_error_set(error, status, place, "%s", fsti_status_meaning(status));
@@ -131,7 +130,7 @@ fst_status fsti_pipeline_check_file(const fsti_pipeline *pipeline, const fsti_pl
                                     uint64_t offset, fst_error *error) {
     fst_status status = fsti_file_check(pipeline->job.files[extent->file], error);
     if (status == FST_OK) return FST_OK;
-    fsti_error_place place = find_place(pipeline, extent, offset);
+    fsti_error_place place = fsti_pipeline_place(pipeline, extent, offset);
     fsti_error_locate(error, &place);
     return status;
 }

@@ -56,8 +56,8 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     state->queue =
         !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
     // What a view has in memory needs nothing, unless it is to be made present.
-    bool is_there =
-        is_view && (state->is_resident ? !pipeline->job.populate : !pipeline->job.keeps_cache);
+    bool is_there = is_view && pipeline->job.digests == NULL &&
+                    (state->is_resident ? !pipeline->job.populate : !pipeline->job.keeps_cache);
     atomic_store_explicit(&state->step, is_there ? CHUNK_DONE : CHUNK_PENDING,
                           memory_order_release);
     return state->is_resident;

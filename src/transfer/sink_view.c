@@ -78,6 +78,11 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_roo
     if (!is_resident) counts->cache_bytes += size;
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += spent_ns;
     FST_TRY(fsti_pipeline_check_file(pipeline, extent, range->begin, error));
+    fsti_verify_range view = {.begin = range->begin,
+                              .end = range->end,
+                              .bytes = pipeline->job.mappings[extent->file] + range->begin,
+                              .is_mapped = true};
+    FST_TRY(fsti_pipeline_verify(pipeline, extent, &view, counts, error));
     fsti_pipeline_finish(pipeline, chunk, counts);
     room->answer = SINK_DONE;
     return FST_OK;

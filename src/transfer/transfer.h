@@ -5,6 +5,7 @@
 #ifndef FSTI_TRANSFER_H
 #define FSTI_TRANSFER_H
 
+#include "digest/digest.h"
 #include "gpu/gpu.h"
 #include "fastsafetensors/experimental.h"
 #include "io/io.h"
@@ -22,6 +23,9 @@ typedef struct fsti_job {
     const fsti_plan *plan;
     const fsti_header *const *headers; ///< by file; for the names of tensors in errors
     fsti_file *const *files;
+    /// By file: what its bytes are held against before a chunk is done (the plan has verify_bytes
+    /// then); NULL: nothing is.
+    const fsti_digest_list *const *digests;
     char *const *mappings; ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
     bool populate;         ///< make resident pages of the mappings present
     bool keeps_cache;      ///< what is absent is read by way of the page cache

@@ -154,13 +154,17 @@ static const char *block_source(const io_lane *lane, const io_block *block) {
 static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
                               fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    uint64_t size = block->end - block->begin, start_ns = fsti_now_ns();
+    uint64_t size = block->end - block->begin, start_ns;
     sink_block placed = {.chunk = block->chunk,
                          .begin = block->begin,
                          .end = block->end,
                          .needed_end = block->needed_end,
                          .source = block_source(lane, block),
                          .is_mapped = lane->engine->is_mapped};
+    fsti_verify_range range = {.begin = block->begin, .end = block->end, .bytes = placed.source};
+    FST_TRY(fsti_pipeline_verify(pipeline, chunk_extent(pipeline, block->chunk), &range,
+                                 &self->counts, error));
+    start_ns = fsti_now_ns();
     fst_status status = pipeline->sink->place(pipeline, &placed, &self->counts, error);
     self->counts.copy_ns += fsti_now_ns() - start_ns;
     FST_TRY(status);
@@ -344,7 +348,9 @@ static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk, con
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     bool to_room = reads_to_room(pipeline, lane, chunk, room);
-    bool whole = lane->engine->is_mapped || (!lane->engine->is_async && to_room);
+    // What is digested is so while it is in the cache: in blocks.
+    bool whole = lane->engine->is_mapped ||
+                 (!lane->engine->is_async && to_room && pipeline->job.digests == NULL);
     uint64_t step = whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
     pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);

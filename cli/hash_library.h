@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Digests by libraries that are found when they are asked for: xxHash's libxxhash (XXH3, 64 bits)
 /// and OpenSSL's libcrypto (SHA-256).
-#ifndef CLI_DIGEST_H
-#define CLI_DIGEST_H
+#ifndef CLI_HASH_LIBRARY_H
+#define CLI_HASH_LIBRARY_H
 
 #include "cli.h"
 

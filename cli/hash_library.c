@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Digest libraries, reached at run time: the command has neither at build time.
 /// Interfaces: xxhash.h 0.8 (XXH3_64bits_*), openssl/evp.h 3 and 1.1.
-#include "digest.h"
+#include "hash_library.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Digests: what a model's bytes should be, made once and held against what is loaded.
+///
+/// A *manifest* is a text with the size of each file, a digest of its header and a digest of every
+/// chunk of it (docs/verify.md has the format). A model that is opened with FST_OPEN_VERIFY or
+/// fst_open_options.manifest is verified in the pass that loads: each chunk is digested in the
+/// memory that is handed out, by the thread that has read it, and no tensor that touches a chunk
+/// whose digest differs is handed out, by no call: FST_E_DIGEST.
+#ifndef FASTSAFETENSORS_VERIFY_H
+#define FASTSAFETENSORS_VERIFY_H
+
+#include "base.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// How digests are computed.
+typedef enum fst_digest {
+    FST_DIGEST_XXH3_128 = 0, ///< "xxh3-128": against accidents, at the speed of memory
+    FST_DIGEST_BLAKE3 = 1,   ///< "blake3": against forgery as well
+    /// "sha256": against forgery as well; by OpenSSL's libcrypto, found at run time
+    FST_DIGEST_SHA256 = 2,
+} fst_digest;
+#define FST_DIGEST_COUNT 3
+
+/// "xxh3-128", "blake3", "sha256"; "unknown" for numbers that are none.
+FST_API const char *fst_digest_name(fst_digest digest);
+
+/// What a model is held against. The pointers belong to the model.
+typedef struct fst_verification {
+    size_t struct_size;   ///< sizeof(fst_verification), set by the caller
+    const char *manifest; ///< the path of the manifest; NULL: the model is not verified
+    fst_digest digest;
+    uint32_t chunk_bytes; ///< bytes of a file that a digest is of
+    size_t file_count;    ///< files that the manifest lists
+} fst_verification;
+
+/// What `model` is held against, found or given when it was opened.
+FST_API FST_NODISCARD fst_status fst_model_verification(const fst_model *model,
+                                                        fst_verification *out, fst_error *error);
+
+// ---- making manifests ----
+
+/// fst_manifest_options.flags: also a digest of every tensor's bytes, for programs that compare
+/// tensors of several files. Loads do not need them; tensors are read once more for it.
+#define FST_MANIFEST_TENSORS 1u
+
+typedef struct fst_manifest_options {
+    size_t struct_size; ///< sizeof(fst_manifest_options)
+    fst_digest digest;
+    uint32_t chunk_bytes;  ///< 64 KiB to 1 MiB, a power of two; 0: 1 MiB
+    uint32_t thread_count; ///< 0: as many as the process may use, at least 4
+    uint32_t flags;        ///< FST_MANIFEST_* or 0
+    /// An older manifest, or NULL. What it says of a file stands where the file still has that size
+    /// and was last written to, and last changed in any other way (its ctime), before that manifest
+    /// was begun: the file is not read. That trusts the file system: bytes that went bad on the
+    /// disk, or were changed behind its back, keep their times.
+    const char *keep;
+} fst_manifest_options;
+
+/// What making or checking a manifest took. struct_size is set by the caller.
+typedef struct fst_manifest_stats {
+    size_t struct_size;    ///< sizeof(fst_manifest_stats)
+    uint64_t file_count;   ///< files listed
+    uint64_t files_kept;   ///< of them not read: the older manifest's word
+    uint64_t bytes_read;   ///< from files
+    uint64_t bytes_hashed; ///< digested; those of tensors count twice with FST_MANIFEST_TENSORS
+    uint64_t total_ns;     ///< from begin to end
+} fst_manifest_stats;
+
+/// Makes the manifest of the model at `path` and puts it at `target` (NULL: where FST_OPEN_VERIFY
+/// looks for it: FILE.manifest, or model.manifest in the folder), all of it or nothing. A file's
+/// lists that file; a folder's, and an index's, every file directly in the folder but hidden ones
+/// and *.manifest, *.digest and *.sig, and what the index names. Its modification time is the
+/// moment at which it was begun. `options` and `stats` may be NULL: XXH3 of 128 bits.
+/// Besides the errors of opening: FST_E_FILE_CHANGED, FST_E_UNSUPPORTED without libcrypto.
+FST_API FST_NODISCARD fst_status fst_manifest_write(const char *path, const char *target,
+                                                    const fst_manifest_options *options,
+                                                    fst_manifest_stats *stats, fst_error *error);
+
+/// Tells of one thing that is not as a manifest says; FST_E_DIGEST, or why a file can't be read.
+/// One call at a time, from threads of the check; it must not call the library.
+typedef void (*fst_manifest_callback)(void *context, const fst_error *difference);
+
+/// Reads every file that `manifest` (NULL: the one that FST_OPEN_VERIFY finds) lists for the model
+/// at `path` and tells each difference: files that are missing, sizes, each chunk that differs.
+/// FST_OK when there is none, FST_E_DIGEST when there was one. With a `manifest` other than NULL,
+/// `path` may be a folder without a model.
+FST_API FST_NODISCARD fst_status fst_manifest_check(const char *path, const char *manifest,
+                                                    fst_manifest_callback callback, void *context,
+                                                    fst_manifest_stats *stats, fst_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

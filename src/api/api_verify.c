@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The public functions of verify.h.
+#include "api_check.h"
+#include "digest/digest.h"
+#include "fastsafetensors.h"
+#include "model/model.h"
+#include "verify/verify.h"
+
+const char *fst_digest_name(fst_digest digest) {
+    const fsti_digest_kind *kind = fsti_digest_get(digest);
+    return kind == NULL ? "unknown" : kind->name;
+}
+
+fst_status fst_model_verification(const fst_model *model, fst_verification *out, fst_error *error) {
+    API_REQUIRE(model != NULL && out != NULL, error, "model or out is NULL");
+    fst_verification full = {.struct_size = sizeof full};
+    fsti_model_verification(model, &full);
+    return fsti_api_give_struct(out, out->struct_size, &full, sizeof full, error);
+}
+
+static fst_status check_options(const fst_manifest_options *options, fst_error *error) {
+    uint32_t chunk = options->chunk_bytes;
+    API_REQUIRE((unsigned)options->digest < FST_DIGEST_COUNT, error, "unknown digest %d",
+                (int)options->digest);
+    API_REQUIRE(chunk == 0 || (chunk >= FSTI_DIGEST_CHUNK_BYTES_MIN &&
+                               chunk <= FSTI_DIGEST_CHUNK_BYTES_MAX && (chunk & (chunk - 1)) == 0),
+                error, "chunk_bytes %u is no power of two of 64 KiB to 1 MiB", chunk);
+    API_REQUIRE((options->flags & ~FST_MANIFEST_TENSORS) == 0, error, "unknown flags 0x%x",
+                options->flags);
+    return FST_OK;
+}
+
+/// Hands counts out to who wants them.
+static fst_status give_stats(fst_status status, const fst_manifest_stats *full,
+                             fst_manifest_stats *stats, fst_error *error) {
+    if (status != FST_OK || stats == NULL) return status;
+    return fsti_api_give_struct(stats, stats->struct_size, full, sizeof *full, error);
+}
+
+fst_status fst_manifest_write(const char *path, const char *target,
+                              const fst_manifest_options *options, fst_manifest_stats *stats,
+                              fst_error *error) {
+    fst_manifest_options known = FST_STRUCT_INIT(fst_manifest_options);
+    fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
+    API_REQUIRE(path != NULL, error, "path is NULL");
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
+    FST_TRY(check_options(&known, error));
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    return give_stats(fsti_manifest_make(path, target, &known, &full, error), &full, stats, error);
+}
+
+fst_status fst_manifest_check(const char *path, const char *manifest,
+                              fst_manifest_callback callback, void *context,
+                              fst_manifest_stats *stats, fst_error *error) {
+    fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
+    fsti_check_listener listener = {callback, context};
+    API_REQUIRE(path != NULL, error, "path is NULL");
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    return give_stats(fsti_manifest_check(path, manifest, &listener, &full, error), &full, stats,
+                      error);
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Finds libcrypto, once a process.
+#include "crypto_library.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+
+static pthread_once_t find_once = PTHREAD_ONCE_INIT;
+static crypto_library library;
+static bool is_found;
+static const char *missing; ///< what an old library lacks
+
+static bool bind_symbol(void *handle, const char *name, void *field) {
+    void *symbol = dlsym(handle, name);
+    // A pointer to an object becomes one to a function, as POSIX promises for dlsym's results.
+    memcpy(field, &symbol, sizeof symbol);
+    if (symbol == NULL) missing = name;
+    return symbol != NULL;
+}
+
+static bool bind_all(void *handle) {
+#define CRYPTO_BIND(result, name, parameters)                                                      \
+    if (!bind_symbol(handle, #name, &library.name)) return false;
+    CRYPTO_FUNCTIONS(CRYPTO_BIND)
+#undef CRYPTO_BIND
+    return true;
+}
+
+static void find_library(void) {
+    // Bare names: the system's own folders, never the current one.
+    static const char *const names[] = {"libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.so"};
+    for (size_t i = 0; i < sizeof names / sizeof *names && !is_found; i++) {
+        void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        is_found = handle != NULL && bind_all(handle);
+    }
+}
+
+fst_status fsti_crypto_open(const crypto_library **out, fst_error *error) {
+    pthread_once(&find_once, find_library);
+    *out = &library;
+    if (is_found) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "OpenSSL's libcrypto (libssl3) is not installed here%s%s",
+                          missing == NULL ? "" : ", or is too old: it lacks ",
+                          missing == NULL ? "" : missing);
+}

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+/// XXH3, with AVX2.
+#define XXH3_SET avx2
+#include "xxh3_kernels.h"

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// XXH3 for one instruction set: XXH3_SET names it, the compiler's flags choose it. Included by
+/// the files of the sets, one each.
+#define XXH_INLINE_ALL
+#include "digest_xxh3.h"
+#include "xxhash.h"
+
+#define JOIN(a, b) a##b
+#define NAMED(a, b) JOIN(a, b)
+
+static void put_digest(XXH128_hash_t value, unsigned char *digest) {
+    XXH128_canonical_t text;
+    XXH128_canonicalFromHash(&text, value);
+    memcpy(digest, text.digest, sizeof text.digest);
+}
+
+static void hash_bytes(const void *bytes, size_t size_bytes, unsigned char *digest) {
+    put_digest(XXH3_128bits(bytes, size_bytes), digest);
+}
+
+static void begin_state(void *state) { (void)XXH3_128bits_reset(state); }
+
+static void update_state(void *state, const void *bytes, size_t size_bytes) {
+    (void)XXH3_128bits_update(state, bytes, size_bytes);
+}
+
+static void end_state(const void *state, unsigned char *digest) {
+    put_digest(XXH3_128bits_digest(state), digest);
+}
+
+_Static_assert(sizeof(XXH3_state_t) <= FSTI_XXH3_STATE_BYTES, "a state has room");
+
+const fsti_xxh3_set NAMED(fsti_xxh3_, XXH3_SET) = {hash_bytes, begin_state, update_state,
+                                                   end_state};

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a model is held against: the manifest that was given, or that lies beside it.
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "model.h"
+
+#define FILE_ENDING ".manifest"
+#define FOLDER_NAME "model.manifest"
+
+void fsti_verification_close(model_verification *verification) {
+    if (verification == NULL) return;
+    fsti_manifest_clear(&verification->manifest);
+    fsti_free(verification->path);
+    fsti_free(verification->folder);
+    fsti_free(verification);
+}
+
+static bool is_folder(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/// The folder of a model with its last slash: of a file, the part of its path before its name.
+static char *make_folder(const char *path, bool is_dir) {
+    const char *slash = strrchr(path, '/');
+    size_t size = is_dir ? strlen(path) : slash == NULL ? 0 : (size_t)(slash - path) + 1;
+    char *folder = fsti_alloc(size + 2);
+    if (folder == NULL) return NULL;
+    memcpy(folder, path, size);
+    if (is_dir && size > 0 && path[size - 1] != '/') folder[size++] = '/';
+    folder[size] = '\0';
+    return folder;
+}
+
+static char *join(const char *start, const char *end) {
+    size_t size = strlen(start) + strlen(end) + 1;
+    char *text = fsti_alloc(size);
+    if (text != NULL) snprintf(text, size, "%s%s", start, end);
+    return text;
+}
+
+/// The manifest that lies beside the model at `path`: *out is its path.
+static fst_status find_beside(const char *path, const char *folder, bool is_dir, char **out,
+                              fst_error *error) {
+    struct stat info;
+    *out = join(is_dir ? folder : path, is_dir ? FOLDER_NAME : FILE_ENDING);
+    if (*out == NULL) return fsti_error_memory(error, strlen(path));
+    if (stat(*out, &info) == 0) return FST_OK;
+    fsti_free(*out);
+    *out = join(folder, FOLDER_NAME);
+    if (*out == NULL) return fsti_error_memory(error, strlen(path));
+    if (stat(*out, &info) == 0) return FST_OK;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, FST_E_NOT_FOUND, place,
+                          "nothing to verify it with: neither a file of its name with " FILE_ENDING
+                          " behind it nor a " FOLDER_NAME " in its folder");
+}
+
+/// A text whose seal does not fit has been damaged, whatever it says.
+static fst_status check_seal(const char *path, const char *bytes, size_t byte_count,
+                             fst_error *error) {
+    fsti_manifest found;
+    unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    if (!fsti_manifest_peek(bytes, byte_count, &found))
+        return fsti_error_set(error, FST_E_MANIFEST, place,
+                              "not a manifest, or not to its end: 'fastsafetensors hash "
+                              "--manifest' makes one");
+    FST_TRY(found.kind->ready(error));
+    if (found.kind->hash(bytes, found.sealed_bytes, digest) &&
+        memcmp(digest, found.seal, found.kind->digest_bytes) == 0)
+        return FST_OK;
+    return fsti_error_set(error, FST_E_MANIFEST, place,
+                          "the manifest was changed: its last line does not fit the others");
+}
+
+static fst_status read_manifest(model_verification *verification, fst_error *error) {
+    char *bytes;
+    size_t byte_count;
+    FST_TRY(fsti_model_read_text(verification->path, &bytes, &byte_count, error));
+    fst_status status = check_seal(verification->path, bytes, byte_count, error);
+    if (status == FST_OK)
+        return fsti_manifest_parse(bytes, byte_count, verification->path, &verification->manifest,
+                                   error);
+    fsti_free(bytes);
+    return status;
+}
+
+fst_status fsti_verification_open(const char *path, const model_wish *wish,
+                                  model_verification **out, fst_error *error) {
+    *out = NULL;
+    if (wish->manifest == NULL && (wish->flags & FST_OPEN_VERIFY) == 0) return FST_OK;
+    bool is_dir = is_folder(path);
+    model_verification *made = fsti_alloc_zeroed(1, sizeof *made);
+    if (made == NULL) return fsti_error_memory(error, sizeof *made);
+    fst_status status = FST_OK;
+    made->folder = make_folder(path, is_dir);
+    if (made->folder == NULL)
+        status = fsti_error_memory(error, strlen(path));
+    else if (wish->manifest == NULL)
+        status = find_beside(path, made->folder, is_dir, &made->path, error);
+    else if ((made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest))) == NULL)
+        status = fsti_error_memory(error, strlen(wish->manifest));
+    if (status == FST_OK) status = read_manifest(made, error);
+    if (status != FST_OK) {
+        fsti_verification_close(made);
+        return status;
+    }
+    *out = made;
+    return FST_OK;
+}
+
+fst_status fsti_verification_find(const model_verification *verification, const char *path,
+                                  const fsti_manifest_file **out, fst_error *error) {
+    size_t folder_size = strlen(verification->folder);
+    const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
+    if (strncmp(path, verification->folder, folder_size) == 0) name = path + folder_size;
+    *out = fsti_manifest_find(&verification->manifest, name, strlen(name));
+    if (*out != NULL) return FST_OK;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, FST_E_DIGEST, place, "%.200s lists no file of the name %.200s",
+                          verification->path, name);
+}
+
+fst_status fsti_verification_check(const model_verification *verification, const char *path,
+                                   const char *bytes, uint64_t size_bytes, fst_error *error) {
+    const fsti_manifest_file *listed;
+    if (verification == NULL) return FST_OK;
+    FST_TRY(fsti_verification_find(verification, path, &listed, error));
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    if (listed->size_bytes != size_bytes)
+        return fsti_error_set(error, FST_E_DIGEST, place, "its size is not what the manifest says");
+    fsti_digest_list list = {.kind = verification->manifest.kind,
+                             .digests = listed->digests,
+                             .file_bytes = size_bytes,
+                             .chunk_bytes = verification->manifest.chunk_bytes};
+    if (fsti_digest_list_holds(&list, 0, bytes, size_bytes, &place.byte_offset)) return FST_OK;
+    return fsti_error_set(error, FST_E_DIGEST, place, "its bytes are not what the manifest says");
+}
+
+void fsti_model_verification(const fst_model *model, fst_verification *out) {
+    const model_verification *verification = model->verification;
+    if (verification == NULL) return;
+    out->manifest = verification->path;
+    out->digest = verification->manifest.kind->number;
+    out->chunk_bytes = verification->manifest.chunk_bytes;
+    out->file_count = verification->manifest.file_count;
+}

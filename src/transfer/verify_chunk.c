@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Holding what was read against its digests, by the thread that has read it, while it is in the
+/// processor's cache.
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "sink.h"
+
+/// One piece of a mapping: its digest is begun and ended outside of the guard, which returns by a
+/// jump and must not leave memory behind.
+typedef struct mapped_piece {
+    const fsti_digest_kind *kind;
+    void *state;
+    const char *bytes;
+    size_t size_bytes;
+    bool good;
+} mapped_piece;
+
+static void digest_piece(void *context) {
+    mapped_piece *piece = context;
+    piece->good = piece->kind->update(piece->state, piece->bytes, piece->size_bytes);
+}
+
+/// The same as fsti_digest_list_holds() for pages that may fail to come. *lost: they did.
+static bool mapping_holds(const fsti_digest_list *list, const fsti_verify_range *range,
+                          uint64_t *bad_begin, bool *lost) {
+    const fsti_digest_kind *kind = list->kind;
+    for (uint64_t begin = range->begin; begin < range->end; begin += list->chunk_bytes) {
+        uint64_t size = fsti_min(list->chunk_bytes, range->end - begin);
+        unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+        mapped_piece piece = {.kind = kind,
+                              .state = kind->begin(),
+                              .bytes = range->bytes + (begin - range->begin),
+                              .size_bytes = (size_t)size};
+        *bad_begin = begin;
+        if (piece.state == NULL) return false;
+        *lost = !fsti_io_guarded(digest_piece, &piece, piece.bytes, size);
+        bool ended = kind->end(piece.state, digest) && !*lost && piece.good;
+        const unsigned char *listed =
+            list->digests + begin / list->chunk_bytes * kind->digest_bytes;
+        if (!ended || memcmp(digest, listed, kind->digest_bytes) != 0) return false;
+    }
+    return true;
+}
+
+static fst_status refuse(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                         const fsti_digest_list *list, uint64_t bad_begin, fst_error *error) {
+    fsti_error_place place = fsti_pipeline_place(pipeline, extent, bad_begin);
+    uint64_t bad_end = fsti_min(bad_begin + list->chunk_bytes, list->file_bytes);
+    place.file = fsti_file_path(pipeline->job.files[extent->file]);
+    return fsti_error_set(error, FST_E_DIGEST, place,
+                          "chunk %" PRIu64 " of the file, its bytes %" PRIu64 " to %" PRIu64
+                          ", differs from its %s digest",
+                          bad_begin / list->chunk_bytes, bad_begin, bad_end, list->kind->name);
+}
+
+fst_status fsti_pipeline_verify(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                                const fsti_verify_range *range, worker_counts *counts,
+                                fst_error *error) {
+    if (pipeline->job.digests == NULL) return FST_OK;
+    const fsti_digest_list *list = pipeline->job.digests[extent->file];
+    uint64_t bad_begin = range->begin, size = range->end - range->begin, start_ns = fsti_now_ns();
+    bool lost = false,
+         is_guarded = range->is_mapped && pipeline->job.guard_allowed && fsti_io_guard_ready();
+    bool holds = is_guarded
+                     ? mapping_holds(list, range, &bad_begin, &lost)
+                     : fsti_digest_list_holds(list, range->begin, range->bytes, size, &bad_begin);
+    counts->digest_ns += fsti_now_ns() - start_ns;
+    if (holds) {
+        counts->verified_bytes += size;
+        return FST_OK;
+    }
+    // A file that was written to meanwhile says more than a digest.
+    FST_TRY(fsti_pipeline_check_file(pipeline, extent, bad_begin, error));
+    if (!lost) return refuse(pipeline, extent, list, bad_begin, error);
+    fsti_pipeline_describe(pipeline, extent, bad_begin, FST_E_IO, EIO, error);
+    return FST_E_IO;
+}

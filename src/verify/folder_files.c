@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The files of a model's folder: those of the model, and what lies beside them.
+#include "folder_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "model/model.h"
+
+#define FILE_COUNT_MAX ((size_t)1 << 20)
+
+void fsti_folder_files_clear(folder_files *files) {
+    for (size_t i = 0; i < files->count; i++) fsti_free(files->names[i]);
+    fsti_free(files->names);
+    fsti_free(files->folder);
+    *files = (folder_files){0};
+}
+
+char *fsti_folder_join(const folder_files *files, const char *name) {
+    size_t folder_size = strlen(files->folder), name_size = strlen(name);
+    char *path = fsti_alloc(folder_size + name_size + 1);
+    if (path == NULL) return NULL;
+    memcpy(path, files->folder, folder_size);
+    memcpy(path + folder_size, name, name_size + 1);
+    return path;
+}
+
+static fst_status push_name(folder_files *out, const char *name, fst_error *error) {
+    char *copy = fsti_string_copy(name, strlen(name));
+    if (copy == NULL || !fsti_array_reserve((void **)&out->names, &out->capacity, out->count,
+                                            sizeof *out->names, FILE_COUNT_MAX)) {
+        fsti_free(copy);
+        return fsti_error_memory(error, strlen(name));
+    }
+    out->names[out->count++] = copy;
+    return FST_OK;
+}
+
+/// What is made of a folder is no part of it.
+static bool is_made(const char *name) {
+    static const char *const endings[] = {".manifest", ".digest", ".sig"};
+    size_t size = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t ending = strlen(endings[i]);
+        if (size >= ending && strcmp(name + size - ending, endings[i]) == 0) return true;
+    }
+    return false;
+}
+
+static fst_status push_entry(folder_files *out, const char *name, fst_error *error) {
+    struct stat info;
+    char *path = fsti_folder_join(out, name);
+    if (path == NULL) return fsti_error_memory(error, strlen(name));
+    bool is_file = stat(path, &info) == 0 && S_ISREG(info.st_mode);
+    fsti_free(path);
+    return is_file ? push_name(out, name, error) : FST_OK;
+}
+
+static fst_status list_entries(folder_files *out, fst_error *error) {
+    const char *folder = out->folder[0] == '\0' ? "." : out->folder;
+    DIR *directory = opendir(folder);
+    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
+    fst_status status = FST_OK;
+    while (status == FST_OK) {
+        errno = 0;
+        const struct dirent *entry = readdir(directory);
+        if (entry == NULL && errno != 0)
+            status = fsti_error_errno(error, errno, folder, "listing the folder");
+        if (entry == NULL) break;
+        if (entry->d_name[0] != '.' && !is_made(entry->d_name))
+            status = push_entry(out, entry->d_name, error);
+    }
+    closedir(directory);
+    return status;
+}
+
+/// What an index names in folders below.
+static fst_status push_below(folder_files *out, const model_paths *paths, fst_error *error) {
+    size_t folder_size = strlen(out->folder);
+    for (size_t i = 0; i < paths->count; i++) {
+        if (strncmp(paths->paths[i], out->folder, folder_size) != 0) continue;
+        const char *name = paths->paths[i] + folder_size;
+        if (strchr(name, '/') != NULL) FST_TRY(push_name(out, name, error));
+    }
+    return FST_OK;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static fst_status fill_files(const char *path, const model_paths *paths, folder_files *out,
+                             fst_error *error) {
+    struct stat info;
+    bool is_dir = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    const char *slash = strrchr(path, '/');
+    size_t size = is_dir ? strlen(path) : slash == NULL ? 0 : (size_t)(slash - path) + 1;
+    out->folder = fsti_alloc(size + 2);
+    if (out->folder == NULL) return fsti_error_memory(error, size);
+    memcpy(out->folder, path, size);
+    if (is_dir && size > 0 && path[size - 1] != '/') out->folder[size++] = '/';
+    out->folder[size] = '\0';
+    out->is_single = !is_dir && !paths->has_index;
+    if (out->is_single) return push_name(out, path + size, error);
+    FST_TRY(list_entries(out, error));
+    FST_TRY(push_below(out, paths, error));
+    qsort(out->names, out->count, sizeof *out->names, compare_names);
+    return FST_OK;
+}
+
+fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error) {
+    *out = (folder_files){0};
+    model_paths paths;
+    fst_status status = fsti_model_paths(path, fsti_hash_key(), NULL, &paths, error);
+    if (status == FST_OK) status = fill_files(path, &paths, out, error);
+    fsti_model_paths_clear(&paths);
+    return status;
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which files a manifest is of: private to the verify room.
+#ifndef FSTI_FOLDER_FILES_H
+#define FSTI_FOLDER_FILES_H
+
+#include "base/base.h"
+
+typedef struct folder_files {
+    char *folder; ///< with its last slash; "" is the current one
+    char **names; ///< relative to it, sorted, each once
+    size_t count, capacity;
+    bool is_single; ///< the path was a file's
+} folder_files;
+
+/// *out is to be cleared also after an error.
+fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error);
+void fsti_folder_files_clear(folder_files *files);
+/// folder + name, from fsti_alloc.
+char *fsti_folder_join(const folder_files *files, const char *name);
+
+#endif

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Making a manifest: files are opened, their headers read, every chunk digested by several
+/// threads.
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "folder_files.h"
+#include "format/format.h"
+#include "manifest_text.h"
+#include "model/model.h"
+#include "scan.h"
+#include "verify.h"
+
+#define CHUNK_BYTES_DEFAULT ((uint32_t)1 << 20)
+/// What was changed so shortly before a manifest was begun may have been changed after: the
+/// kernel's stamps are that coarse on some file systems.
+#define STAMP_SECONDS 2
+
+typedef struct made_file {
+    char *path;
+    fsti_file *file;       ///< NULL: kept
+    fsti_header *header;   ///< NULL: no safetensors file, or kept
+    unsigned char *chunks; ///< NULL: kept
+    fsti_lines lines;
+} made_file;
+
+typedef struct manifest_job {
+    const fst_manifest_options *options;
+    const fsti_digest_kind *kind;
+    uint32_t chunk_bytes;
+    folder_files list;
+    made_file *files;
+    fsti_manifest_file *rows;
+    scan_file *scans;
+    fsti_manifest old; ///< whose digests may stand
+    struct timespec old_begun;
+    atomic_uint_fast64_t bytes_hashed;
+} manifest_job;
+
+static void clear_job(manifest_job *job) {
+    for (size_t i = 0; job->files != NULL && i < job->list.count; i++) {
+        fsti_free(job->files[i].path);
+        fsti_file_unref(job->files[i].file);
+        fsti_header_unref(job->files[i].header);
+        fsti_free(job->files[i].chunks);
+        fsti_free(job->files[i].lines.bytes);
+    }
+    fsti_free(job->files);
+    fsti_free(job->rows);
+    fsti_free(job->scans);
+    fsti_manifest_clear(&job->old);
+    fsti_folder_files_clear(&job->list);
+}
+
+static bool is_before(const struct timespec *time, const struct timespec *limit) {
+    return time->tv_sec + STAMP_SECONDS < limit->tv_sec;
+}
+
+/// Reads the manifest whose digests may stand, if they are of the same kind.
+static fst_status read_old(manifest_job *job, fst_error *error) {
+    struct stat info;
+    const char *path = job->options->keep;
+    if (path == NULL) return FST_OK;
+    model_verification *old;
+    model_wish wish = {.manifest = path};
+    FST_TRY(fsti_verification_open(path, &wish, &old, error));
+    bool same = old->manifest.kind == job->kind && old->manifest.chunk_bytes == job->chunk_bytes &&
+                stat(path, &info) == 0;
+    if (same) {
+        job->old = old->manifest;
+        old->manifest = (fsti_manifest){0};
+        job->old_begun = info.st_mtim;
+    }
+    fsti_verification_close(old);
+    return FST_OK;
+}
+
+/// Whether the old manifest's word for a file stands; then it is the file's row.
+static bool keep_file(const manifest_job *job, size_t index, const struct stat *info) {
+    const char *name = job->list.names[index];
+    const fsti_manifest_file *old = fsti_manifest_find(&job->old, name, strlen(name));
+    bool lacks_tensors = (job->options->flags & FST_MANIFEST_TENSORS) != 0;
+    if (old == NULL || old->size_bytes != (uint64_t)info->st_size ||
+        !is_before(&info->st_mtim, &job->old_begun) || !is_before(&info->st_ctim, &job->old_begun))
+        return false;
+    if (lacks_tensors && old->header_bytes > 0 && old->tensor_lines_size == 0) return false;
+    job->rows[index] = *old;
+    if (!lacks_tensors) job->rows[index].tensor_lines_size = 0;
+    return true;
+}
+
+static bool is_safetensors(const char *name) {
+    static const char ending[] = ".safetensors";
+    size_t size = strlen(name), ending_size = sizeof ending - 1;
+    return size >= ending_size && strcmp(name + size - ending_size, ending) == 0;
+}
+
+static fst_status read_header(made_file *made, fsti_manifest_file *row, const manifest_job *job,
+                              fst_error *error) {
+    fst_model empty = {.hash_key = fsti_hash_key()};
+    model_file opened;
+    FST_TRY(
+        fsti_model_file_take(&empty, fsti_file_ref(made->file), FST_OPEN_LENIENT, &opened, error));
+    row->header_bytes = opened.header->data_begin;
+    made->header = fsti_header_ref(opened.header);
+    fsti_model_file_clear(&opened);
+    char *bytes = fsti_alloc((size_t)row->header_bytes);
+    size_t got = 0;
+    if (bytes == NULL) return fsti_error_memory(error, row->header_bytes);
+    fst_status status =
+        fsti_file_read(made->file, bytes, (size_t)row->header_bytes, 0, &got, error);
+    if (status == FST_OK && !job->kind->hash(bytes, got, row->header))
+        status = fsti_error_memory(error, got);
+    fsti_free(bytes);
+    return status;
+}
+
+static fst_status open_file(manifest_job *job, size_t index, fst_manifest_stats *stats,
+                            fst_error *error) {
+    struct stat info;
+    made_file *made = &job->files[index];
+    fsti_manifest_file *row = &job->rows[index];
+    const char *name = job->list.names[index];
+    made->path = fsti_folder_join(&job->list, name);
+    if (made->path == NULL) return fsti_error_memory(error, strlen(name));
+    if (stat(made->path, &info) == 0 && keep_file(job, index, &info)) {
+        stats->files_kept++;
+        return FST_OK;
+    }
+    FST_TRY(fsti_file_open(made->path, &made->file, error));
+    *row = (fsti_manifest_file){
+        .name = name, .name_size = strlen(name), .size_bytes = fsti_file_size(made->file)};
+    if (is_safetensors(name) || job->list.is_single) FST_TRY(read_header(made, row, job, error));
+    uint64_t count = fsti_digest_chunk_count(row->size_bytes, job->chunk_bytes);
+    made->chunks = fsti_alloc_zeroed((size_t)count + 1, job->kind->digest_bytes);
+    if (made->chunks == NULL) return fsti_error_memory(error, count * job->kind->digest_bytes);
+    row->digests = made->chunks;
+    job->scans[index].file = made->file;
+    return FST_OK;
+}
+
+static fst_status digest_chunk(fsti_scan *scan, size_t file_index, uint64_t begin,
+                               const char *bytes, size_t size_bytes, fst_error *error) {
+    manifest_job *job = scan->context;
+    uint64_t number = begin / job->chunk_bytes;
+    atomic_fetch_add(&job->bytes_hashed, size_bytes);
+    if (job->kind->hash(bytes, size_bytes,
+                        job->files[file_index].chunks + number * job->kind->digest_bytes))
+        return FST_OK;
+    return fsti_error_memory(error, size_bytes);
+}
+
+/// The digest of one tensor's bytes.
+static fst_status digest_tensor(manifest_job *job, made_file *made, const fsti_tensor *tensor,
+                                char *buffer, fst_error *error) {
+    uint64_t begin = made->header->data_begin + tensor->begin;
+    uint64_t end = made->header->data_begin + tensor->end;
+    unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+    void *state = job->kind->begin();
+    fst_status status = state == NULL ? fsti_error_memory(error, 64) : FST_OK;
+    for (; status == FST_OK && begin < end;) {
+        size_t size = (size_t)fsti_min(job->chunk_bytes, end - begin), got = 0;
+        status = fsti_file_read(made->file, buffer, size, begin, &got, error);
+        if (status == FST_OK && (got < size || !job->kind->update(state, buffer, size)))
+            status = fsti_error_set(error, FST_E_SHORT_READ, FSTI_NOWHERE, "%s ended meanwhile",
+                                    made->path);
+        atomic_fetch_add(&job->bytes_hashed, size);
+        begin += size;
+    }
+    if (state != NULL && !job->kind->end(state, digest) && status == FST_OK)
+        status = fsti_error_memory(error, 64);
+    if (status == FST_OK &&
+        !fsti_manifest_put_tensor(job->kind, digest, made->header, tensor, &made->lines))
+        status = fsti_error_memory(error, made->lines.size);
+    return status;
+}
+
+static fst_status digest_tensors(manifest_job *job, fst_error *error) {
+    char *buffer = fsti_alloc(job->chunk_bytes);
+    fst_status status = buffer == NULL ? fsti_error_memory(error, job->chunk_bytes) : FST_OK;
+    for (size_t i = 0; i < job->list.count && status == FST_OK; i++) {
+        made_file *made = &job->files[i];
+        if (made->header == NULL) continue;
+        for (size_t t = 0; t < made->header->tensor_count && status == FST_OK; t++)
+            status = digest_tensor(job, made, &made->header->tensors[t], buffer, error);
+        if (status == FST_OK) status = fsti_file_check(made->file, error);
+        job->rows[i].tensor_lines = made->lines.bytes;
+        job->rows[i].tensor_lines_size = made->lines.size;
+    }
+    fsti_free(buffer);
+    return status;
+}
+
+static fst_status fill_rows(manifest_job *job, fst_manifest_stats *stats, fst_error *error) {
+    size_t count = job->list.count;
+    job->files = fsti_alloc_zeroed(count, sizeof *job->files);
+    job->rows = fsti_alloc_zeroed(count, sizeof *job->rows);
+    job->scans = fsti_alloc_zeroed(count, sizeof *job->scans);
+    if (job->files == NULL || job->rows == NULL || job->scans == NULL)
+        return fsti_error_memory(error, count * sizeof *job->files);
+    for (size_t i = 0; i < count; i++) FST_TRY(open_file(job, i, stats, error));
+    fsti_scan scan = {.files = job->scans,
+                      .file_count = count,
+                      .chunk_bytes = job->chunk_bytes,
+                      .thread_count = job->options->thread_count,
+                      .take = digest_chunk,
+                      .context = job};
+    FST_TRY(fsti_scan_run(&scan, error));
+    stats->bytes_read = atomic_load(&scan.bytes_read);
+    if ((job->options->flags & FST_MANIFEST_TENSORS) != 0) FST_TRY(digest_tensors(job, error));
+    stats->bytes_hashed = atomic_load(&job->bytes_hashed);
+    if ((job->options->flags & FST_MANIFEST_TENSORS) != 0) stats->bytes_read = stats->bytes_hashed;
+    stats->file_count = count;
+    return FST_OK;
+}
+
+/// Where a manifest belongs that nobody has named a place for.
+static char *default_target(const folder_files *list) {
+    char name[300] = "model.manifest";
+    if (list->is_single) snprintf(name, sizeof name, "%.280s.manifest", list->names[0]);
+    return fsti_folder_join(list, name);
+}
+
+static fst_status place_manifest(manifest_job *job, const char *target,
+                                 const struct timespec *begun, fst_error *error) {
+    char *text, *own = target == NULL ? default_target(&job->list) : NULL;
+    size_t size;
+    fsti_manifest_draft draft = {.kind = job->kind,
+                                 .chunk_bytes = job->chunk_bytes,
+                                 .files = job->rows,
+                                 .file_count = job->list.count};
+    if (target == NULL && own == NULL) return fsti_error_memory(error, 64);
+    fst_status status = fsti_manifest_write(&draft, &text, &size, error);
+    if (status == FST_OK) {
+        status = fsti_text_place(target == NULL ? own : target, text, size, begun, error);
+        fsti_free(text);
+    }
+    fsti_free(own);
+    return status;
+}
+
+fst_status fsti_manifest_make(const char *path, const char *target,
+                              const fst_manifest_options *options, fst_manifest_stats *stats,
+                              fst_error *error) {
+    struct timespec begun;
+    uint64_t start_ns = fsti_now_ns();
+    manifest_job job = {.options = options,
+                        .kind = fsti_digest_get(options->digest),
+                        .chunk_bytes = options->chunk_bytes};
+    clock_gettime(CLOCK_REALTIME, &begun);
+    if (job.chunk_bytes == 0) job.chunk_bytes = CHUNK_BYTES_DEFAULT;
+    FST_TRY(job.kind->ready(error));
+    fst_status status = read_old(&job, error);
+    if (status == FST_OK) status = fsti_folder_files(path, &job.list, error);
+    if (status == FST_OK) status = fill_rows(&job, stats, error);
+    if (status == FST_OK) status = place_manifest(&job, target, &begun, error);
+    clear_job(&job);
+    stats->total_ns = fsti_now_ns() - start_ns;
+    return status;
+}

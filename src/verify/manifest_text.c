@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Small texts put in their place by a rename, so that nobody sees half of one.
+#include "manifest_text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/// A file of our own beside the target: what lies there already is neither followed nor written to.
+static int make_fresh(const char *path, char *fresh, size_t size) {
+    const char *slash = strrchr(path, '/');
+    int folder_size = slash == NULL ? 0 : (int)(slash - path) + 1;
+    for (int attempt = 0; attempt < 16; attempt++) {
+        uint64_t chance = 0;
+        if (getrandom(&chance, sizeof chance, 0) != (ssize_t)sizeof chance) return -1;
+        snprintf(fresh, size, "%.*s.%s.%016llx", folder_size, path, path + folder_size,
+                 (unsigned long long)chance);
+        int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (fd >= 0 || errno != EEXIST) return fd;
+    }
+    return -1;
+}
+
+static bool write_all(int fd, const char *bytes, size_t size) {
+    while (size > 0) {
+        ssize_t written = write(fd, bytes, size);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return false;
+        bytes += written;
+        size -= (size_t)written;
+    }
+    return true;
+}
+
+static bool finish_file(int fd, const struct timespec *modified) {
+    if (modified == NULL) return fsync(fd) == 0;
+    const struct timespec times[2] = {*modified, *modified};
+    return futimens(fd, times) == 0 && fsync(fd) == 0;
+}
+
+fst_status fsti_text_place(const char *path, const char *bytes, size_t size,
+                           const struct timespec *modified, fst_error *error) {
+    size_t room = strlen(path) + 32;
+    char *fresh = fsti_alloc(room);
+    if (fresh == NULL) return fsti_error_memory(error, room);
+    int fd = make_fresh(path, fresh, room);
+    bool good = fd >= 0 && write_all(fd, bytes, size) && finish_file(fd, modified);
+    int os_errno = errno;
+    if (fd >= 0 && close(fd) != 0 && good) {
+        os_errno = errno;
+        good = false;
+    }
+    if (good && rename(fresh, path) != 0) {
+        os_errno = errno;
+        good = false;
+    }
+    if (fd >= 0 && !good) unlink(fresh);
+    fsti_free(fresh);
+    return good ? FST_OK : fsti_error_errno(error, os_errno, path, "writing");
+}

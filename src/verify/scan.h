@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Reading whole files by several threads, chunk by chunk: private to the verify room.
+#ifndef FSTI_SCAN_H
+#define FSTI_SCAN_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "digest/digest.h"
+#include "io/io.h"
+
+typedef struct fsti_scan fsti_scan;
+
+/// A file to be read; its chunks come in any order, from several threads.
+typedef struct scan_file {
+    fsti_file *file; ///< NULL: nothing of it is read
+} scan_file;
+
+struct fsti_scan {
+    const scan_file *files;
+    size_t file_count;
+    uint32_t chunk_bytes, thread_count;
+    /// A chunk of files[file_index] was read. From any thread; a failure ends the scan.
+    fst_status (*take)(fsti_scan *scan, size_t file_index, uint64_t begin, const char *bytes,
+                       size_t size_bytes, fst_error *error);
+    void *context;
+    atomic_uint_fast64_t bytes_read;
+    // the scan's own
+    pthread_mutex_t lock;
+    size_t next_file;
+    uint64_t next_begin;
+    fst_status status;
+    fst_error error;
+};
+
+/// Reads all files. Each is looked at when its last byte came: FST_E_FILE_CHANGED.
+fst_status fsti_scan_run(fsti_scan *scan, fst_error *error);
+
+#endif

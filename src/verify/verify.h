@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the verify room: manifests being made, and whole folders held against them. What is
+/// loaded is verified elsewhere, by the threads that load (transfer/verify_chunk.c).
+#ifndef FSTI_VERIFY_H
+#define FSTI_VERIFY_H
+
+#include "base/base.h"
+#include "fastsafetensors/verify.h"
+
+/// The public functions; options are complete and checked, stats are all there.
+fst_status fsti_manifest_make(const char *path, const char *target,
+                              const fst_manifest_options *options, fst_manifest_stats *stats,
+                              fst_error *error);
+/// Whom differences are told.
+typedef struct fsti_check_listener {
+    fst_manifest_callback callback; ///< NULL: nobody
+    void *context;
+} fsti_check_listener;
+fst_status fsti_manifest_check(const char *path, const char *manifest,
+                               const fsti_check_listener *listener, fst_manifest_stats *stats,
+                               fst_error *error);
+
+#endif

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What was verified is what is used: manifests, and loads that are held against them.
+#include <errno.h>
+#include <fastsafetensors.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define COUNT 12u
+#define BYTES ((uint64_t)700001)
+#define CHUNK ((uint64_t)1 << 20)
+
+/// Changes one bit of a file, and nothing else about it that a program looks at.
+static void flip(const char *path, uint64_t bit) {
+    struct stat info;
+    unsigned char byte;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    off_t at = (off_t)(bit / 8);
+    if (fd < 0 || fstat(fd, &info) != 0 || pread(fd, &byte, 1, at) != 1) abort();
+    byte ^= (unsigned char)(1u << bit % 8);
+    if (pwrite(fd, &byte, 1, at) != 1) abort();
+    const struct timespec times[2] = {info.st_atim, info.st_mtim};
+    if (futimens(fd, times) != 0) abort();
+    close(fd);
+}
+
+static uint64_t size_of(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 ? (uint64_t)info.st_size : 0;
+}
+
+/// A model with a manifest beside it.
+static const char *make_listed(const char *name, fst_digest digest, uint32_t chunk_bytes) {
+    const char *path = fixture_tensors(name, COUNT, BYTES);
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    fst_error error = {0};
+    options.digest = digest;
+    options.chunk_bytes = chunk_bytes;
+    if (fst_manifest_write(path, NULL, &options, NULL, &error) != FST_OK) {
+        fprintf(stderr, "%s\n", error.message);
+        return NULL;
+    }
+    return path;
+}
+
+static fst_status open_verified(const char *path, fst_model **model, fst_error *error) {
+    fst_open_options options = FST_STRUCT_INIT(fst_open_options);
+    options.flags = FST_OPEN_VERIFY;
+    return fst_model_open(path, &options, model, error);
+}
+
+/// Loads everything and looks at every tensor that comes; *handed_out counts them.
+static fst_status load_all(const char *path, const fst_load_options *wish, fst_load_stats *stats,
+                           size_t *handed_out, fst_error *error) {
+    fst_model *model;
+    fst_loader *loader;
+    *handed_out = 0;
+    fst_status status = open_verified(path, &model, error);
+    if (status != FST_OK) return status;
+    status = fst_loader_open(model, wish, &loader, error);
+    fst_model_close(model);
+    if (status != FST_OK) return status;
+    for (;;) {
+        fst_tensor *tensor;
+        fst_tensor_view view;
+        status = fst_loader_next(loader, -1, &tensor, error);
+        if (status != FST_OK) break;
+        if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) abort();
+        uint64_t number = strtoull(view.name + 1, NULL, 10);
+        if (!fixture_matches(view.data, number * BYTES, view.size_bytes)) status = FST_E_IO;
+        fst_tensor_unref(tensor);
+        if (status != FST_OK) break;
+        ++*handed_out;
+    }
+    if (status == FST_END) status = FST_OK;
+    if (stats != NULL && status == FST_OK) {
+        *stats = FST_STRUCT_INIT(fst_load_stats);
+        status = fst_loader_stats_get(loader, stats, error);
+    }
+    fst_loader_close(loader);
+    return status;
+}
+
+static const fst_load_options ways[] = {
+    {.struct_size = sizeof(fst_load_options)},
+    {.struct_size = sizeof(fst_load_options), .mode = FST_MODE_MAP},
+    {.struct_size = sizeof(fst_load_options), .engine = FST_ENGINE_PREAD},
+    {.struct_size = sizeof(fst_load_options), .engine = FST_ENGINE_DIRECT},
+    {.struct_size = sizeof(fst_load_options), .engine = FST_ENGINE_URING},
+    {.struct_size = sizeof(fst_load_options), .cache = FST_CACHE_KEEP},
+    {.struct_size = sizeof(fst_load_options), .budget_bytes = 4u << 20},
+    {.struct_size = sizeof(fst_load_options), .thread_count = 1},
+    {.struct_size = sizeof(fst_load_options), .mode = FST_MODE_MAP, .no_sigbus_guard = 1},
+};
+#define WAY_COUNT (sizeof ways / sizeof *ways)
+
+/// Engines that this machine does not have say so.
+static bool is_missing(fst_status status, const fst_load_options *way) {
+    return status == FST_E_UNSUPPORTED && way->engine != FST_ENGINE_AUTO;
+}
+
+TEST(whole_files_load_by_every_way_and_digest)
+{
+    for (int digest = 0; digest < FST_DIGEST_COUNT; digest++) {
+        const char *path = make_listed("whole", (fst_digest)digest, digest == 1 ? 64u << 10 : 0);
+        CHECK(path != NULL);
+        for (size_t i = 0; i < WAY_COUNT; i++) {
+            fst_load_stats stats;
+            fst_error error = {0};
+            size_t handed_out;
+            if (i % 2 == 0) fixture_evict(path);
+            fst_status status = load_all(path, &ways[i], &stats, &handed_out, &error);
+            if (is_missing(status, &ways[i])) continue;
+            CHECK_TEXT(error.message, "");
+            CHECK_INT(status, FST_OK);
+            CHECK_INT(handed_out, COUNT);
+            // All of the file's chunks, the ones that two batches share twice.
+            CHECK(stats.verified_bytes >= size_of(path));
+            if (ways[i].budget_bytes == 0) CHECK(stats.verified_bytes <= size_of(path) + 2 * CHUNK);
+        }
+    }
+}
+
+TEST(a_flipped_bit_is_refused_by_every_way)
+{
+    const char *path = make_listed("flipped", FST_DIGEST_XXH3_128, 0);
+    uint64_t bit = 8 * (size_of(path) - 5 * BYTES + 17);
+    CHECK(path != NULL);
+    flip(path, bit);
+    for (size_t i = 0; i < WAY_COUNT; i++) {
+        fst_error error = {0};
+        size_t handed_out;
+        if (i % 2 == 0) fixture_evict(path);
+        fst_status status = load_all(path, &ways[i], NULL, &handed_out, &error);
+        if (is_missing(status, &ways[i])) continue;
+        CHECK_INT(status, FST_E_DIGEST);
+        CHECK(handed_out <= 7);
+        CHECK_CONTAINS(error.message, "chunk 4 of the file");
+        CHECK_CONTAINS(error.message, "xxh3-128");
+        CHECK_CONTAINS(error.file, "flipped");
+        CHECK_TEXT(error.tensor, "t5"); // the first in that chunk
+    }
+}
+
+/// One tensor, or a part of it.
+static fst_status load_item(const char *path, const fst_request_item *item, fst_load_stats *stats,
+                            fst_error *error) {
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    fst_loader *loader;
+    options.items = item;
+    options.item_count = 1;
+    fst_status status = open_verified(path, &model, error);
+    if (status != FST_OK) return status;
+    status = fst_loader_open(model, &options, &loader, error);
+    fst_model_close(model);
+    if (status != FST_OK) return status;
+    status = fst_loader_wait(loader, -1, error);
+    *stats = FST_STRUCT_INIT(fst_load_stats);
+    if (status == FST_OK) status = fst_loader_stats_get(loader, stats, error);
+    fst_loader_close(loader);
+    return status;
+}
+
+TEST(only_what_is_loaded_is_verified)
+{
+    const char *path = make_listed("part", FST_DIGEST_BLAKE3, 0);
+    const uint64_t begin[] = {1000}, end[] = {2000};
+    fst_request_item item = {.tensor_index = 6, .slice_begin = begin, .slice_end = end};
+    fst_load_stats stats;
+    fst_error error;
+    CHECK(path != NULL);
+    flip(path, 8 * (size_of(path) - 100)); // in the last tensor
+    CHECK_INT(load_item(path, &item, &stats, &error), FST_OK);
+    CHECK_INT(stats.verified_bytes, CHUNK); // a slice needs its chunk, and no other
+    CHECK_INT(stats.bytes_read, CHUNK);
+    CHECK(stats.buffer_bytes < CHUNK); // what was read for the digest alone takes no memory
+    item = (fst_request_item){.tensor_index = 7};
+    CHECK_INT(load_item(path, &item, &stats, &error), FST_OK);
+    CHECK_INT(stats.verified_bytes, 2 * CHUNK);
+    item.tensor_index = 11;
+    CHECK_INT(load_item(path, &item, &stats, &error), FST_E_DIGEST);
+}
+
+TEST(memory_of_the_callers_gets_what_was_verified)
+{
+    const char *path = make_listed("given", FST_DIGEST_SHA256, 64u << 10);
+    char *place = malloc(BYTES);
+    fst_request_item item = {.tensor_index = 3, .destination = place, .destination_bytes = BYTES};
+    fst_load_stats stats;
+    fst_error error;
+    CHECK(path != NULL && place != NULL);
+    memset(place, 0x5a, BYTES);
+    CHECK_INT(load_item(path, &item, &stats, &error), FST_OK);
+    CHECK(fixture_matches(place, 3 * BYTES, BYTES));
+    // Not a byte of a chunk that differs comes there.
+    memset(place, 0x5a, BYTES);
+    flip(path, 8 * (size_of(path) - 9 * BYTES + 1) + 3);
+    CHECK_INT(load_item(path, &item, &stats, &error), FST_E_DIGEST);
+    for (uint64_t i = 0; i < 1000; i++) CHECK_INT(place[i], 0x5a);
+    free(place);
+}
+
+TEST(converted_elements_come_of_verified_bytes)
+{
+    const char *path = fixture_model(
+        "convert.safetensors",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[600000],\"data_offsets\":[0,2400000]}}       ",
+        2400000);
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    fst_loader *loader;
+    fst_error error;
+    options.convert = 1;
+    options.dtype = FST_DTYPE_BF16;
+    CHECK_INT(fst_manifest_write(path, NULL, NULL, NULL, &error), FST_OK);
+    for (int round = 0; round < 2; round++) {
+        CHECK_INT(open_verified(path, &model, &error), FST_OK);
+        CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
+        fst_model_close(model);
+        CHECK_INT(fst_loader_wait(loader, -1, &error), round == 0 ? FST_OK : FST_E_DIGEST);
+        fst_loader_close(loader);
+        flip(path, 8 * 1500000);
+    }
+}
+
+TEST(a_misaligned_tensor_is_not_converted_while_it_is_verified)
+{
+    const char *path = fixture_model(
+        "misaligned.safetensors",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[600000],\"data_offsets\":[0,2400000]}}        ",
+        2400000);
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    size_t handed_out;
+    fst_error error;
+    options.convert = 1;
+    options.dtype = FST_DTYPE_BF16;
+    CHECK_INT(fst_manifest_write(path, NULL, NULL, NULL, &error), FST_OK);
+    CHECK_INT(load_all(path, &options, NULL, &handed_out, &error), FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "not aligned");
+    CHECK_TEXT(error.tensor, "a");
+}
+
+TEST(a_header_is_refused_before_it_is_parsed)
+{
+    const char *path = make_listed("header", FST_DIGEST_XXH3_128, 0);
+    fst_model *model;
+    fst_error error;
+    CHECK(path != NULL);
+    flip(path, 8 * 8); // no JSON any more
+    CHECK_INT(open_verified(path, &model, &error), FST_E_DIGEST);
+    CHECK_CONTAINS(error.message, "header");
+    CHECK_INT(fst_model_open(path, NULL, &model, &error), FST_E_INVALID_HEADER_JSON);
+    flip(path, 8 * 8);
+    CHECK_INT(truncate(path, (off_t)size_of(path) - 1), 0);
+    CHECK_INT(open_verified(path, &model, &error), FST_E_DIGEST);
+    CHECK_CONTAINS(error.message, "size");
+}
+
+/// Whether a flipped bit is refused before a tensor with it is out; the bit is put back.
+static bool refuses_flip(const char *path, const char *flipped, uint64_t bit, fst_error *error) {
+    size_t handed_out;
+    flip(flipped, bit);
+    const fst_load_options *way = &ways[bit % 2];
+    fst_status status = load_all(path, way, NULL, &handed_out, error);
+    flip(flipped, bit);
+    return status == FST_E_DIGEST || status == FST_E_MANIFEST;
+}
+
+TEST(a_thousand_flipped_bits_are_refused)
+{
+    const char *path = make_listed("thousand", FST_DIGEST_XXH3_128, 64u << 10);
+    char manifest[4096];
+    uint64_t state = 23;
+    fst_error error;
+    CHECK(path != NULL);
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    uint64_t header_bits = 8 * (size_of(path) - COUNT * BYTES);
+    size_t rounds = CHECK_ROUNDS(1000);
+    for (size_t i = 0; i < rounds; i++) {
+        uint64_t random = fixture_random(&state);
+        const char *flipped = i % 4 == 0 ? manifest : path;
+        uint64_t bits = i % 4 == 1 ? header_bits : 8 * size_of(flipped);
+        if (refuses_flip(path, flipped, random % bits, &error)) continue;
+        check_fail(__FILE__, __LINE__, "bit %llu of %s was not refused",
+                   (unsigned long long)(random % bits), flipped);
+        return;
+    }
+    size_t handed_out;
+    CHECK_INT(load_all(path, NULL, NULL, &handed_out, &error), FST_OK); // all were put back
+}
+
+TEST(nothing_to_verify_with_is_an_error)
+{
+    fst_model *model;
+    fst_error error;
+    const char *path = fixture_tensors("alone", 2, 100);
+    CHECK_INT(open_verified(path, &model, &error), FST_E_NOT_FOUND);
+    CHECK_CONTAINS(error.message, "nothing to verify it with");
+    fst_open_options options = FST_STRUCT_INIT(fst_open_options);
+    options.manifest = path; // a file of another kind
+    CHECK_INT(fst_model_open(path, &options, &model, &error), FST_E_MANIFEST);
+    options.manifest = "/nowhere/at.all";
+    CHECK_INT(fst_model_open(path, &options, &model, &error), FST_E_NOT_FOUND);
+    // The manifest of another model does not list this one.
+    char other[4096];
+    snprintf(other, sizeof other, "%s.manifest", make_listed("other", FST_DIGEST_XXH3_128, 0));
+    options.manifest = other;
+    CHECK_INT(fst_model_open(path, &options, &model, &error), FST_E_DIGEST);
+    CHECK_CONTAINS(error.message, "lists no file");
+}
+
+TEST(what_was_found_is_told)
+{
+    const char *path = make_listed("told", FST_DIGEST_SHA256, 256u << 10);
+    fst_verification found = FST_STRUCT_INIT(fst_verification);
+    fst_model *model;
+    fst_error error;
+    CHECK(path != NULL);
+    CHECK_INT(open_verified(path, &model, &error), FST_OK);
+    CHECK_INT(fst_model_verification(model, &found, &error), FST_OK);
+    CHECK_CONTAINS(found.manifest, "told.manifest");
+    CHECK_TEXT(fst_digest_name(found.digest), "sha256");
+    CHECK_INT(found.chunk_bytes, 256 << 10);
+    CHECK_INT(found.file_count, 1);
+    fst_model_close(model);
+    CHECK_INT(fst_model_open(path, NULL, &model, &error), FST_OK);
+    found = FST_STRUCT_INIT(fst_verification);
+    CHECK_INT(fst_model_verification(model, &found, &error), FST_OK);
+    CHECK(found.manifest == NULL);
+    fst_model_close(model);
+    CHECK_TEXT(fst_digest_name((fst_digest)77), "unknown");
+}
+
+static void count_difference(void *context, const fst_error *difference) {
+    ++*(int *)context;
+    if (difference->status != FST_E_DIGEST && difference->status != FST_E_NOT_FOUND) abort();
+}
+
+TEST(a_check_reads_all_and_tells_all)
+{
+    const char *path = make_listed("checked", FST_DIGEST_XXH3_128, 64u << 10);
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    fst_error error;
+    int count = 0;
+    CHECK(path != NULL);
+    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error), FST_OK);
+    CHECK_INT(count, 0);
+    CHECK_INT(stats.bytes_read, size_of(path));
+    flip(path, 8 * 100000);
+    flip(path, 8 * 3000000);
+    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error),
+              FST_E_DIGEST);
+    CHECK_INT(count, 2);
+    char manifest[4096];
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    unlink(path);
+    CHECK_INT(fst_manifest_check(path, manifest, count_difference, &count, NULL, &error),
+              FST_E_DIGEST);
+    CHECK_INT(count, 3);
+}
+
+TEST(digests_of_old_stand_for_files_that_nobody_touched)
+{
+    const char *path = make_listed("kept", FST_DIGEST_BLAKE3, 0);
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    char manifest[4096], again[4200];
+    fst_error error;
+    CHECK(path != NULL);
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    snprintf(again, sizeof again, "%s.again", path);
+    options.digest = FST_DIGEST_BLAKE3;
+    options.keep = manifest;
+    // Written within the kernel's stamps of the manifest: nobody can tell which came first.
+    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_OK);
+    CHECK_INT(stats.files_kept, 0);
+    const struct timespec later[2] = {{.tv_sec = 4000000000}, {.tv_sec = 4000000000}};
+    CHECK_INT(utimensat(AT_FDCWD, manifest, later, 0), 0);
+    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_OK);
+    CHECK_INT(stats.files_kept, 1);
+    CHECK_INT(stats.bytes_read, 0);
+    CHECK_INT(stats.bytes_hashed, 0);
+    fst_open_options opening = FST_STRUCT_INIT(fst_open_options);
+    fst_model *model;
+    opening.manifest = again;
+    CHECK_INT(fst_model_open(path, &opening, &model, &error), FST_OK);
+    fst_model_close(model);
+    options.digest = FST_DIGEST_SHA256; // digests of another kind are no help
+    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_OK);
+    CHECK_INT(stats.files_kept, 0);
+    CHECK_INT(stats.bytes_hashed, size_of(path));
+}
+
+TEST(ways_that_cannot_be_verified_say_so)
+{
+    const char *path = make_listed("ways", FST_DIGEST_XXH3_128, 0);
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    size_t handed_out;
+    fst_error error;
+    CHECK(path != NULL);
+    options.engine = FST_ENGINE_MMAP;
+    CHECK_INT(load_all(path, &options, NULL, &handed_out, &error), FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "mapping");
+    options.engine = FST_ENGINE_AUTO;
+    options.gds = FST_GDS_STRICT;
+    CHECK_INT(load_all(path, &options, NULL, &handed_out, &error), FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "gds");
+    fst_open_options cut = FST_STRUCT_INIT(fst_open_options);
+    fst_model *model;
+    cut.flags = FST_OPEN_VERIFY | FST_OPEN_CUT;
+    CHECK_INT(fst_model_open(path, &cut, &model, &error), FST_E_ARGUMENT);
+}
+
+TEST(a_child_verifies_for_itself)
+{
+    const char *path = make_listed("forked", FST_DIGEST_SHA256, 0);
+    size_t handed_out;
+    CHECK(path != NULL);
+    CHECK_INT(load_all(path, NULL, NULL, &handed_out, NULL), FST_OK);
+    pid_t child = fork();
+    if (child == 0) _exit(load_all(path, NULL, NULL, &handed_out, NULL) == FST_OK ? 0 : 1);
+    int code = -1;
+    CHECK_INT(waitpid(child, &code, 0), child);
+    CHECK_INT(code, 0);
+}
+
+TEST(arguments_are_checked)
+{
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    fst_error error;
+    CHECK_INT(fst_manifest_write(NULL, NULL, NULL, NULL, &error), FST_E_ARGUMENT);
+    options.chunk_bytes = 100000;
+    CHECK_INT(fst_manifest_write("x", NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    options.chunk_bytes = 0;
+    options.digest = (fst_digest)9;
+    CHECK_INT(fst_manifest_write("x", NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    options.digest = FST_DIGEST_BLAKE3;
+    options.flags = 8;
+    CHECK_INT(fst_manifest_write("x", NULL, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_manifest_check(NULL, NULL, NULL, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_manifest_write("/nowhere/at.all", NULL, NULL, NULL, &error), FST_E_NOT_FOUND);
+}
