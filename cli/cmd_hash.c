@@ -7,15 +7,17 @@
 #include "commands.h"
 #include "hash_library.h"
 #include "hash_store.h"
+#include "manifest_commands.h"
 #include "rewrite.h"
 #include "standard_input.h"
 
 typedef struct hash_request {
     const char *path, *algorithm, *embed;
-    bool write, dry_run;
+    bool write, dry_run, has_manifest;
+    manifest_request manifest;
 } hash_request;
 
-static const char *const algorithms[] = {"xxh3", "sha256", NULL};
+static const char *const algorithms[] = {"xxh3", "sha256", "xxh3-128", "blake3", NULL};
 
 static int embed_digests(fst_model *model, const hash_request *request, const char *text) {
     size_t count;
@@ -88,9 +90,26 @@ static int take(void *context, int key, cli_value value) {
     case 'a': request->algorithm = value.text; break;
     case 'w': request->write = true; break;
     case 'd': request->dry_run = true; break;
-    default: request->embed = value.text;
+    case 'e': request->embed = value.text; break;
+    case 'm': request->has_manifest = true; break;
+    case 'o': request->manifest.target = value.text; break;
+    case 'k': request->manifest.keep = value.text; break;
+    case 'T': request->manifest.tensors = true; break;
+    default:
+        if (!cli_parse_size(value.text, &request->manifest.chunk_bytes) ||
+            request->manifest.chunk_bytes > UINT32_MAX)
+            return cli_usage("hash", "--chunk is a size, like 1M");
     }
     return EXIT_GOOD;
+}
+
+static int make_manifest(hash_request *request) {
+    if (request->write || request->embed != NULL || request->dry_run)
+        return cli_usage("hash", "--manifest is done alone: no --write, --embed or --dry-run");
+    if (cli_is_input(request->path))
+        return cli_usage("hash", "standard input has no name for a manifest");
+    request->manifest.algorithm = request->algorithm;
+    return manifest_make(request->path, &request->manifest);
 }
 
 static int run(const cli_command *command, char **argv) {
@@ -103,6 +122,12 @@ static int run(const cli_command *command, char **argv) {
     if (request.dry_run && !request.write && request.embed == NULL)
         return cli_usage("hash", "--dry-run is of --write and --embed");
     request.path = operands.words[0];
+    if (request.has_manifest) return make_manifest(&request);
+    if (request.manifest.target != NULL || request.manifest.keep != NULL ||
+        request.manifest.tensors || request.manifest.chunk_bytes != 0)
+        return cli_usage("hash", "--output, --keep, --chunk and --tensors are of --manifest");
+    if (strcmp(request.algorithm, "xxh3") != 0 && strcmp(request.algorithm, "sha256") != 0)
+        return cli_usage("hash", "%s is of --manifest", request.algorithm);
     if (request.write && cli_is_input(request.path))
         return cli_usage("hash", "standard input has no place for digests beside it: no --write");
     return hash_model(&request);
@@ -111,9 +136,17 @@ static int run(const cli_command *command, char **argv) {
 static const cli_option options[] = {
     {'a', "algorithm", "NAME", algorithms,
      "xxh3 (default, needs libxxhash) or sha256 (needs libcrypto); a file's sha256 is what "
-     "sha256sum "
-     "prints",
+     "sha256sum prints; with --manifest xxh3-128 (default), blake3 or sha256",
      0},
+    {'m', "manifest", NULL, NULL,
+     "write digests of every chunk, which loads are verified by: PATH.manifest, or of a folder "
+     "model.manifest in it",
+     0},
+    {'o', "output", "TARGET", NULL, "of --manifest: put it there", 0},
+    {'k', "keep", "OLD", NULL,
+     "of --manifest: do not read files that were not changed since that manifest was begun", 0},
+    {'c', "chunk", "SIZE", NULL, "of --manifest: 64K to 1M (default), a power of two", 0},
+    {'T', "tensors", NULL, NULL, "of --manifest: also digests of tensors, for comparing", 0},
     {'w', "write", NULL, NULL, "keep them in PATH.digest, for 'verify --hash'", 0},
     {'e', "embed", "TARGET", NULL, "write the model anew with tensors' digests in its __metadata__",
      0},
@@ -127,6 +160,7 @@ const cli_command hash_command = {
     .summary = "digests of tensors and files, to be kept beside them or inside",
     .about = "Digests of every tensor and every file, computed at the speed of the disk.",
     .examples = "  fastsafetensors hash --algorithm sha256 model.safetensors\n"
+                "  fastsafetensors hash --manifest folder\n"
                 "  fastsafetensors hash --write folder && fastsafetensors verify --hash folder\n",
     .options = options,
     .operand_min = 1,

@@ -14,7 +14,7 @@ typedef struct load_request {
     fst_load_tuning tuning;
     const char *globs[GLOB_COUNT_MAX];
     uint64_t repeat;
-    bool lenient;
+    bool lenient, verify;
 } load_request;
 
 // In the order of the library's numbers.
@@ -60,6 +60,7 @@ static int take(void *context, int key, cli_value value) {
     case 'N': request->tuning.numa = (fst_numa)value.word; return EXIT_GOOD;
     case 'R': request->tuning.ring = (fst_ring)value.word; return EXIT_GOOD;
     case 'l': request->lenient = true; return EXIT_GOOD;
+    case 'v': request->verify = true; return EXIT_GOOD;
     case 'D':
         options->convert = 1;
         options->dtype = (fst_dtype)value.word;
@@ -187,7 +188,8 @@ static int run(const cli_command *command, char **argv) {
     request.options.tuning = &request.tuning;
     request.options.globs = request.globs;
     fst_open_options open_options = {.struct_size = sizeof open_options,
-                                     .flags = request.lenient ? FST_OPEN_LENIENT : 0};
+                                     .flags = (request.lenient ? FST_OPEN_LENIENT : 0) |
+                                              (request.verify ? FST_OPEN_VERIFY : 0)};
     fst_model *model;
     fst_error error;
     if (fst_model_open(operands.words[0], &open_options, &model, &error) != FST_OK)
@@ -216,6 +218,7 @@ static const cli_option options[] = {
     {'t', "threads", "N", NULL, "threads (by the machine)", 0},
     {'b', "budget", "SIZE", NULL, "stream within this much memory (64M, 2GiB)", 0},
     {'r', "repeat", "N", NULL, "load N times", 0},
+    {'v', "verify", NULL, NULL, "hold all bytes against the manifest beside the model", 0},
     CLI_LENIENT_OPTION(0),
     {0},
 };

@@ -8,10 +8,13 @@
 
 #include "commands.h"
 #include "hash_store.h"
+#include "manifest_commands.h"
 
 typedef struct verify_request {
     fst_open_options open;
     bool quiet, hash;
+    bool by_manifest;
+    const char *manifest; ///< NULL: the one beside the model
 } verify_request;
 
 /// What was found wrong with one path.
@@ -144,10 +147,11 @@ static int verify_path(const char *path, const verify_request *request) {
 
 static int take(void *context, int key, cli_value value) {
     verify_request *request = context;
-    (void)value;
     if (key == 'l') request->open.flags |= FST_OPEN_LENIENT;
     if (key == 'q') request->quiet = true;
     if (key == 'H') request->hash = true;
+    if (key == 'm') request->by_manifest = true;
+    if (key == 'f') request->manifest = value.text;
     return EXIT_GOOD;
 }
 
@@ -160,8 +164,12 @@ static int run(const cli_command *command, char **argv) {
     cli_operands operands;
     int worst = cli_parse(command, argv, &request, &operands);
     if (worst != EXIT_GOOD || operands.is_answered) return worst;
+    if (request.manifest != NULL && !request.by_manifest)
+        return cli_usage("verify", "--from is of --manifest");
     for (int i = 0; i < operands.count; i++) {
-        int code = verify_path(operands.words[i], &request);
+        int code = request.by_manifest
+                       ? manifest_verify(operands.words[i], request.manifest, request.quiet)
+                       : verify_path(operands.words[i], &request);
         if (code > worst) worst = code;
     }
     return worst;
@@ -170,6 +178,9 @@ static int run(const cli_command *command, char **argv) {
 static const cli_option options[] = {
     CLI_LENIENT_OPTION(0),
     {'H', "hash", NULL, NULL, "compare all bytes with the digests that 'hash' has kept", 0},
+    {'m', "manifest", NULL, NULL, "compare all bytes of all files with the manifest beside them",
+     0},
+    {'f', "from", "FILE", NULL, "of --manifest: this one", 0},
     {'q', "quiet", NULL, NULL, "say nothing of valid ones", 0},
     {0},
 };

@@ -28,6 +28,7 @@ Whole programs, unchanged: ``fastsafetensors.compat.install()`` puts this packag
 folders, caches of embeddings). Errors: SafetensorError for bad files and names (with ``tag``,
 ``file``, ``tensor`` and ``byte_offset``), OSErrors of their kind for what the system refuses.
 Without tensors: read_header(), edit_header() (metadata and names), hash_file(), verify_file().
+Verified loads: write_manifest(), then ``verify=True`` of any front, or verifying() around it.
 What happened in a load, and why: ``SafeTensorsFileLoader(path).stats``, and on the command line
 ``fastsafetensors engines FILE``.
 
@@ -53,6 +54,7 @@ _LAZY = {
     "Digests": "_digests",
     "FilesBufferOnDevice": "v05.file_buffer",
     "LoaderConfig": "v05.config",
+    "ManifestMade": "_verify",
     "ParallelLoader": "v05.parallel_loader",
     "ParallelSaver": "v05.saver",
     "Problem": "_digests",
@@ -61,6 +63,7 @@ _LAZY = {
     "SafeTensorsMetadata": "v05.common",
     "SingleGroup": "v05.common",
     "TensorFrame": "v05.common",
+    "check_manifest": "_verify",
     "expert_parallel_filter": "v05.ep_slice",
     "expert_parallel_filter_from_env": "v05.ep_slice",
     "fastsafe_open": "v05.loader",
@@ -73,6 +76,8 @@ _LAZY = {
     "owned_expert_range": "v05.ep_slice",
     "save_file": "torch",
     "verify_file": "_digests",
+    "verifying": "_verify",
+    "write_manifest": "_verify",
 }
 
 # Modules of the package that are attributes of it, imported or not.
@@ -85,6 +90,7 @@ __all__ = [
     "FilesBufferOnDevice",
     "Header",
     "LoaderConfig",
+    "ManifestMade",
     "ParallelLoader",
     "ParallelSaver",
     "Problem",
@@ -96,6 +102,7 @@ __all__ = [
     "TensorFrame",
     "TensorInfo",
     "__version__",
+    "check_manifest",
     "edit_header",
     "expert_parallel_filter",
     "expert_parallel_filter_from_env",
@@ -113,11 +120,14 @@ __all__ = [
     "save_file",
     "trim",
     "verify_file",
+    "verifying",
+    "write_manifest",
 ]
 
 if TYPE_CHECKING:
     from ._agreement import RankError
     from ._digests import Digests, Problem, hash_file, verify_file
+    from ._verify import ManifestMade, check_manifest, verifying, write_manifest
     from .torch import load_file, save_file
     from .v05.allocation import live_allocation_bytes, live_allocation_count
     from .v05.auto_loader import AutoLoader

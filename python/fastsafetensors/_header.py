@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ._core import Model
 from ._core import edit_header as _edit_header
 from ._errors import serialization_error
 from ._types import Path, Paths
+from ._verify import open_files
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def read_header(filename: Paths) -> Header:
         SafetensorError: a bad header.
         OSError: of its kind, for what the system refuses.
     """
-    with contextlib.closing(Model(filename)) as model:
+    with contextlib.closing(open_files(filename)) as model:
         files = [model.file(number)[0] for number in range(model.file_count)]
         tensors = {}
         for index, name in enumerate(model.names()):

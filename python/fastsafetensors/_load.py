@@ -12,6 +12,7 @@ from ._memory import open_bytes
 from ._progress import Progress, wait
 from ._request import choose_names
 from ._types import Paths
+from ._verify import Verify, open_files
 
 # Makes a framework's tensors of all items of a load: {name: tensor}.
 Export = Callable[[Loader], dict[str, Any]]
@@ -89,10 +90,14 @@ def load_from(
 
 
 def load_paths(
-    filename: Paths, export: Export, names: Iterable[str] | None = None, **options: Any
+    filename: Paths,
+    export: Export,
+    names: Iterable[str] | None = None,
+    verify: Verify | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Load a model's tensors, all or the named ones; options as in load_from()."""
-    with contextlib.closing(Model(filename)) as model:
+    with contextlib.closing(open_files(filename, verify)) as model:
         return load_from(model, export, choose_names(model, names, None), **options)
 
 

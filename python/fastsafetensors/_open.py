@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from ._core import Model
 from ._errors import refuse, unknown_tensor
 from ._load import OpenLoad, load_from, open_load
 from ._readahead import ReadAhead
 from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
+from ._verify import Verify, open_files
 
 # The module of this package for each name of a framework.
 _FRAMEWORKS = {
@@ -86,6 +86,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         backend: "mmap" (views of the file) or "pread" (reads into memory of our own).
         mode: the same in load_file's words, and counts more.
         cache: as in load_file.
+        verify: as in load_file; a tensor or a slice needs its chunks, whole.
 
     Tensors are writable and stay valid after the model is closed. Usable from several threads at
     once, and after a fork.
@@ -104,10 +105,11 @@ class safe_open:  # noqa: N801 - the name that programs know
         backend: str = "mmap",
         mode: str | None = None,
         cache: str = "auto",
+        verify: Verify | None = None,
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
-        self._opened = (filename, framework, device, backend, mode, cache)
+        self._opened = (filename, framework, device, backend, mode, cache, verify)
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
             refuse(f"framework {framework} is invalid")
@@ -124,7 +126,7 @@ class safe_open:  # noqa: N801 - the name that programs know
             from ._gpu import load_options
 
             self._options.update(load_options(self._device))
-        self._model = Model(filename)
+        self._model = open_files(filename, verify)
         self._ahead = ReadAhead(self._model, self._options)
 
     def __enter__(self) -> safe_open:
@@ -252,8 +254,9 @@ class safe_open:  # noqa: N801 - the name that programs know
 
 def _reopen(kind: type[safe_open], opened: tuple[Any, ...]) -> safe_open:
     """Undo a pickled safe_open."""
-    filename, framework, device, backend, mode, cache = opened
-    return kind(filename, framework, device, backend=backend, mode=mode, cache=cache)
+    filename, framework, device, backend, mode, cache, verify = opened
+    return kind(filename, framework, device, backend=backend, mode=mode, cache=cache,
+                verify=verify)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ import contextlib
 from functools import cache
 from typing import Any
 
-from ._core import DTYPES, Model, Tensor, dlpack_probe
+from ._core import DTYPES, Tensor, dlpack_probe
 from ._gpu import load_options
 from ._request import choose_names, converted_dtype
 from ._tensor_memory import plainly
 from ._torch_installed import torch as _torch
 from ._torch_state import torch_dtype, torch_shape
+from ._verify import Verify, open_files
 
 # The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
 _import_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
@@ -114,10 +115,11 @@ def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
 
 
 def load_meta(
-    filename: Any, names: Any = None, keep: Any = None, dtype: str | None = None
+    filename: Any, names: Any = None, keep: Any = None, dtype: str | None = None,
+    verify: Verify | None = None,
 ) -> dict[str, Any]:
     """Tensors on the meta device as a load would give them: headers are read, and no more."""
-    with contextlib.closing(Model(filename)) as model:
+    with contextlib.closing(open_files(filename, verify)) as model:
         chosen = choose_names(model, names, keep)
         result = {}
         for name in model.names() if chosen is None else chosen:

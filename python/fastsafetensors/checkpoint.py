@@ -50,6 +50,7 @@ from ._saving import parse_size
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
+from ._verify import open_files
 
 __all__ = ["FastSafetensorsReader", "FastSafetensorsWriter"]
 
@@ -81,7 +82,7 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Describe every tensor of the files as one chunk."""
-        model = Model(self._path)
+        model = open_files(self._path)
         try:
             described: dict[str, Any] = {}
             for index, name in enumerate(model.names()):
@@ -113,7 +114,7 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the parts that this rank asked for, in the order of the files, to their places."""
-        model = Model(self._path)
+        model = open_files(self._path)
         try:
             wanted = []
             for item in plan.items:

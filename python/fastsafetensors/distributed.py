@@ -44,6 +44,7 @@ from ._ranks_save import save_on_ranks
 from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import export, make_item
+from ._verify import open_files
 from .v05.common import device_of
 from .v05.file_buffer import STRATEGIES
 from .v05.frameworks import get_framework_op
@@ -112,7 +113,7 @@ def _open_or_hear(files: Any, pg: Any) -> tuple[Any, list[int]]:
     model: Any = None
     failure: Exception | None = None
     try:
-        model = Model(files)
+        model = open_files(files)
     except Exception as error:
         failure = error
     state = 1 if model is not None else 0 if isinstance(failure, FileNotFoundError) else 2

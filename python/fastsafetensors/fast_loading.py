@@ -20,6 +20,7 @@ from ._core import Model, SafetensorError, assign_shards
 from ._load import load_from
 from ._progress import Progress
 from ._saving import check_names, parse_size, save_rows, ties_of, with_ties
+from ._verify import open_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +109,7 @@ def load_safetensors_mmap(
     from ._gpu import load_options
     from ._torch_tensors import export
 
-    with contextlib.closing(Model(path)) as model:
+    with contextlib.closing(open_files(path)) as model:
         for name in keys or ():
             if model.find(name) < 0:
                 raise KeyError(f"{name!r} is not in {os.fspath(path)}")
@@ -253,7 +254,7 @@ def load_safetensors_sharded(
     from ._torch_tensors import export
 
     options = {"mode": "load", **load_options(device)}
-    with contextlib.closing(Model(_variant_of(model_dir, variant))) as model:
+    with contextlib.closing(open_files(_variant_of(model_dir, variant))) as model:
         tensors = load_from(model, lambda loader: export(loader, device), progress=None, **options)
         _add_tied(model, tensors)
         return tensors
@@ -374,7 +375,7 @@ def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
 
         return torch.load(older, map_location=device, weights_only=True)
     options = {"mode": "load", **load_options(device)}
-    with contextlib.closing(Model(path)) as model:
+    with contextlib.closing(open_files(path)) as model:
         tensors = load_from(model, lambda loader: export(loader, device), progress=None, **options)
         structure = (model.metadata(0) or {}).get(_STRUCTURE_KEY)
     if structure is None:

@@ -15,6 +15,7 @@ from ._progress import Progress
 from ._request import dtype_word
 from ._saving import check_names, save_rows
 from ._types import Path, Paths
+from ._verify import Verify
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -136,6 +137,7 @@ def load_file(
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
     cache: str = "auto",
+    verify: Verify | None = None,
 ) -> dict[str, _np.ndarray[Any, Any]]:
     """Load a model's tensors; the arguments are those of fastsafetensors.torch.load_file.
 
@@ -150,6 +152,9 @@ def load_file(
         names: which tensors; nothing else is read.
         filter: name -> whether to load it.
         cache: "keep", "bypass" or "auto".
+        verify: True holds every byte that is loaded against the manifest beside the model (none is
+            an error), a path against that one; a tensor that touches a chunk whose digest differs
+            is not handed out. None: as verifying() says, else False.
 
     Returns:
         {name: array} in the order of the file; they may be written to.
@@ -162,7 +167,8 @@ def load_file(
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
     return load_paths(filename, export, names, keep=filter, progress=progress, mode=chosen,
-                      engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache)
+                      engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache,
+                      verify=verify)
 
 
 def load(data: Any) -> dict[str, _np.ndarray[Any, Any]]:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ._core import Model, serialize
+from ._core import serialize
 from ._gpu import check_present, is_gpu, load_options, tell_gds
 from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
@@ -19,6 +19,7 @@ from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import check_tensors, make_rows, plain
 from ._torch_tensors import export, load_meta
 from ._types import Path, Paths
+from ._verify import Verify, open_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +63,7 @@ def load_file(
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
     cache: str = "auto",
+    verify: Verify | None = None,
 ) -> dict[str, Tensor]:
     """Load a model's tensors.
 
@@ -96,6 +98,9 @@ def load_file(
         filter: name -> whether to load it.
         cache: whether what is read stays in the page cache, where the next start finds it: "keep",
             "bypass", or "auto", by whether it fits the memory that is left.
+        verify: True holds every byte that is loaded against the manifest beside the model (none is
+            an error), a path against that one; a tensor that touches a chunk whose digest differs
+            is not handed out. None: as verifying() says, else False.
 
     Returns:
         {name: tensor} in the order of the file. Tensors may be written to, and outlive everything.
@@ -107,13 +112,13 @@ def load_file(
     """
     check_path(filename)
     if str(device) == "meta":
-        return load_meta(filename, names, filter, dtype_word(dtype))
+        return load_meta(filename, names, filter, dtype_word(dtype), verify)
     device = check_device(device)
     check_present(device)
     chosen = check_backend(backend) if mode is None else mode
     options = {"mode": chosen, **_target(device, gds, memory, pin_memory)}
     watch = (lambda loader: tell_gds(loader.stats()["reason"])) if "device" in options else None
-    with contextlib.closing(Model(filename)) as model:
+    with contextlib.closing(open_files(filename, verify)) as model:
         chosen_names = choose_names(model, names, filter)
         return load_from(
             model, lambda loader: export(loader, device), chosen_names, progress=progress,
@@ -146,6 +151,7 @@ def load_model(
     backend: str = "mmap",
     assign: bool = False,
     threads: int = 0,
+    verify: Verify | None = None,
 ) -> tuple[set[str], list[str]]:
     """Load a model's parameters and buffers from a file.
 
@@ -163,6 +169,9 @@ def load_model(
             device); tied ones stay tied, and views of others stay views. Of DTensors each rank
             reads its own part.
         threads: of the load; 0: as many as the process may use, at most 16.
+        verify: True holds every byte that is loaded against the manifest beside the model (none is
+            an error), a path against that one; a tensor that touches a chunk whose digest differs
+            is not handed out. None: as verifying() says, else False.
 
     Returns:
         (missing names, unexpected names).
@@ -176,7 +185,7 @@ def load_model(
     check_path(filename)
     views = check_backend(backend)
     device = check_device(device)
-    with contextlib.closing(Model(filename)) as file:
+    with contextlib.closing(open_files(filename, verify)) as file:
         return ModuleLoad(file, model, assign, threads, device, views).run(strict)
 
 

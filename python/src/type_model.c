@@ -85,11 +85,14 @@ static PyObject *encode_paths(PyObject *paths, size_t *total) {
     return encoded;
 }
 
-static open_call *make_open(PyObject *paths, uint32_t flags, int is_single) {
-    size_t total;
+/// `manifest`: bytes, or NULL.
+static open_call *make_open(PyObject *paths, const fst_open_options *options, PyObject *manifest,
+                            int is_single) {
+    size_t total, manifest_size = manifest == NULL ? 0 : (size_t)PyBytes_Size(manifest) + 1;
     PyObject *encoded = encode_paths(paths, &total);
     if (encoded == NULL) return NULL;
     size_t count = (size_t)PyList_Size(encoded);
+    total += manifest_size;
     open_call *open = calloc(1, sizeof *open + count * sizeof *open->paths + total + 1);
     if (open == NULL) PyErr_NoMemory();
     char *text = open == NULL ? NULL : (char *)&open->paths[count];
@@ -104,7 +107,9 @@ static open_call *make_open(PyObject *paths, uint32_t flags, int is_single) {
     if (open == NULL) return NULL;
     open->call = (waited_call){.run = run_open, .discard = discard_open};
     open->call.is_quick = count == 1 && fstpy_path_is_at_hand(open->paths[0]);
-    open->options = (fst_open_options){.struct_size = sizeof open->options, .flags = flags};
+    open->options = *options;
+    if (manifest != NULL)
+        open->options.manifest = memcpy(text, PyBytes_AsString(manifest), manifest_size);
     open->is_single = is_single;
     open->path_count = count;
     return open;
@@ -126,17 +131,30 @@ static PyObject *wrap_model(PyTypeObject *type, fst_model *model) {
     return self;
 }
 
+/// verify= of any front: False and None for no, True for what lies beside the model, else the path
+/// of a manifest, as bytes in *manifest.
+static int read_verify(PyObject *verify, fst_open_options *options, PyObject **manifest) {
+    *manifest = NULL;
+    if (verify == NULL || verify == Py_None || verify == Py_False) return 1;
+    if (verify != Py_True) return PyUnicode_FSConverter(verify, manifest);
+    options->flags |= FST_OPEN_VERIFY;
+    return 1;
+}
+
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"paths", "lenient", NULL};
-    PyObject *paths;
+    static char *names[] = {"paths", "lenient", "verify", NULL};
+    fst_open_options options = FST_STRUCT_INIT(fst_open_options);
+    PyObject *paths, *verify = NULL, *manifest;
     int lenient = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:Model", names, &paths, &lenient))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO:Model", names, &paths, &lenient, &verify))
         return NULL;
+    if (lenient) options.flags |= FST_OPEN_LENIENT;
+    if (!read_verify(verify, &options, &manifest)) return NULL;
     int is_single = !PyList_Check(paths) && !PyTuple_Check(paths);
     PyObject *sequence = is_single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);
-    if (sequence == NULL) return NULL;
-    open_call *open = make_open(sequence, lenient ? FST_OPEN_LENIENT : 0, is_single);
-    Py_DECREF(sequence);
+    open_call *open = sequence == NULL ? NULL : make_open(sequence, &options, manifest, is_single);
+    Py_XDECREF(sequence);
+    Py_XDECREF(manifest);
     if (open == NULL || !fstpy_call_run(&open->call)) return NULL;
     PyObject *self = open->status == FST_OK ? wrap_model(type, open->model)
                                             : fstpy_raise(fstpy_state(type), &open->error);
@@ -162,6 +180,23 @@ static PyObject *model_close(PyObject *self, PyObject *none) {
 }
 
 // ---- what is in it ----
+
+static PyObject *model_verification(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_verification found = FST_STRUCT_INIT(fst_verification);
+    fst_model *model = model_of(self);
+    if (model == NULL) return NULL;
+    if (fst_model_verification(model, &found, NULL) != FST_OK || found.manifest == NULL)
+        Py_RETURN_NONE;
+    PyObject *path = PyUnicode_DecodeFSDefault(found.manifest);
+    PyObject *result = path == NULL ? NULL
+                                    : Py_BuildValue("{s:O,s:s,s:k,s:n}", "manifest", path,
+                                                    "algorithm", fst_digest_name(found.digest),
+                                                    "chunk_bytes", (unsigned long)found.chunk_bytes,
+                                                    "files", (Py_ssize_t)found.file_count);
+    Py_XDECREF(path);
+    return result;
+}
 
 static PyObject *make_names(const fst_model *model) {
     size_t count = fst_model_tensor_count(model);
@@ -296,6 +331,8 @@ static PyGetSetDef model_getset[] = {
 
 static PyMethodDef model_methods[] = {
     {"names", model_names, METH_NOARGS, "Names of all tensors in file order: a new list."},
+    {"verification", model_verification, METH_NOARGS,
+     "What the model is held against: manifest, algorithm, chunk_bytes, files; or None."},
     {"find", model_find, METH_O, "Index of the tensor of that name, or -1."},
     {"nbytes", model_nbytes, METH_O, "Bytes of tensor `index` in the file."},
     {"info", model_info, METH_O,

@@ -13,6 +13,7 @@ from typing import Any
 
 from .._core import Model, engines, error_class
 from .._memory import model_of_bytes
+from .._verify import open_files
 from .st_types import Device, DType, converted
 
 __all__ = [
@@ -336,7 +337,7 @@ class SafeTensorsMetadata:
 def open_model(path: str, shown: str | None = None) -> Model:
     """Open one file as the 0.5 loaders do: leniently, with the fault's name in the message."""
     try:
-        return Model([path], lenient=True)
+        return open_files([path], lenient=True)
     except error_class() as error:
         tag = getattr(error, "tag", "")
         text = str(error).replace("Error while deserializing header: ", "", 1)

@@ -16,6 +16,7 @@ from .._agreement import Agreement
 from .._core import Model, error_class
 from .._load import load_from, open_load
 from .._types import Paths
+from .._verify import open_files
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
 from .file_buffer import STRATEGIES, FilesBufferOnDevice, LoadedFile
@@ -56,7 +57,7 @@ class _PathLoader:
         if num_threads <= 0:
             raise ValueError(f"num_threads must be positive, not {num_threads}")
         self._threads = num_threads
-        self._model: Model | None = Model(path)
+        self._model: Model | None = open_files(path)
         self._stats: dict[str, Any] = {}
 
     def load(self) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Manifests made and checked by the library, and told in words or as JSON.
+#include "manifest_commands.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static fst_digest digest_of(const char *algorithm) {
+    for (int digest = 0; digest < FST_DIGEST_COUNT; digest++)
+        if (strcmp(algorithm, fst_digest_name((fst_digest)digest)) == 0) return (fst_digest)digest;
+    return FST_DIGEST_XXH3_128; // "xxh3"
+}
+
+static int fail(const fst_error *error) {
+    int code = cli_fail(error);
+    // Of what is asked for here only the hash functions' library can be missing.
+    return error->status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
+}
+
+int manifest_make(const char *path, const manifest_request *request) {
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    fst_error error;
+    options.digest = digest_of(request->algorithm);
+    options.chunk_bytes = (uint32_t)request->chunk_bytes;
+    options.keep = request->keep;
+    options.flags = request->tensors ? FST_MANIFEST_TENSORS : 0;
+    if (fst_manifest_write(path, request->target, &options, &stats, &error) != FST_OK)
+        return fail(&error);
+    double seconds = (double)stats.total_ns / 1e9;
+    char size[16];
+    if (cli_wants_json())
+        printf("{\"algorithm\": \"%s\", \"files\": %" PRIu64 ", \"files_kept\": %" PRIu64
+               ", \"bytes_read\": %" PRIu64 ", \"bytes_hashed\": %" PRIu64 ", \"seconds\": %.6f}\n",
+               fst_digest_name(options.digest), stats.file_count, stats.files_kept,
+               stats.bytes_read, stats.bytes_hashed, seconds);
+    else
+        printf("%s: %" PRIu64 " file%s, %s read in %.2f s, %" PRIu64 " kept from before\n",
+               fst_digest_name(options.digest), stats.file_count, cli_plural(stats.file_count),
+               cli_size_text(stats.bytes_read, size), seconds, stats.files_kept);
+    return EXIT_GOOD;
+}
+
+typedef struct difference_list {
+    uint64_t count;
+} difference_list;
+
+static void tell_difference(void *context, const fst_error *difference) {
+    difference_list *list = context;
+    if (cli_wants_json()) {
+        printf("%s", list->count == 0 ? "" : ", ");
+        cli_print_error_json(difference);
+    } else {
+        char message[sizeof difference->message];
+        snprintf(message, sizeof message, "%s", difference->message);
+        printf("%s\n", message);
+    }
+    list->count++;
+}
+
+int manifest_verify(const char *path, const char *manifest, bool quiet) {
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    difference_list list = {0};
+    fst_error error;
+    if (cli_wants_json()) {
+        printf("{\"path\": ");
+        cli_print_json(path, strlen(path));
+        printf(", \"differences\": [");
+    }
+    fst_status status = fst_manifest_check(path, manifest, tell_difference, &list, &stats, &error);
+    if (cli_wants_json()) {
+        printf("], \"valid\": %s", status == FST_OK ? "true" : "false");
+        if (status == FST_OK)
+            printf(", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64, stats.file_count,
+                   stats.bytes_read);
+        if (status != FST_OK && list.count == 0) {
+            printf(", \"error\": ");
+            cli_print_error_json(&error);
+        }
+        printf("}\n");
+        return status == FST_OK ? EXIT_GOOD : cli_code_of(status);
+    }
+    if (status != FST_OK && list.count == 0) return fail(&error);
+    if (status == FST_OK && !quiet) {
+        cli_print_path(path);
+        printf(": as its manifest says, %" PRIu64 " file%s\n", stats.file_count,
+               cli_plural(stats.file_count));
+    }
+    return status == FST_OK ? EXIT_GOOD : cli_code_of(status);
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+/// 'hash --manifest' and 'verify --manifest'.
+#ifndef CLI_MANIFEST_COMMANDS_H
+#define CLI_MANIFEST_COMMANDS_H
+
+#include "cli.h"
+
+typedef struct manifest_request {
+    const char *algorithm; ///< "xxh3" and "xxh3-128", "blake3", "sha256"
+    const char *target;    ///< NULL: beside the model
+    const char *keep;
+    uint64_t chunk_bytes; ///< 0: the library's
+    bool tensors;
+} manifest_request;
+
+/// Makes the manifest of a model and says where; an exit code.
+int manifest_make(const char *path, const manifest_request *request);
+/// Holds all files against a manifest (NULL: the one beside the model) and tells what differs; an
+/// exit code.
+int manifest_verify(const char *path, const char *manifest, bool quiet);
+
+#endif

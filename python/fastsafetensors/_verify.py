@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening models, held against manifests where that is asked for: by argument or by context."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ._core import Model
+from ._types import Path, Paths
+
+if TYPE_CHECKING:
+    from ._digests import Problem
+
+# What verify= of the fronts takes: False, True for the manifest beside the model, or its path.
+Verify = bool | Path
+
+_chosen: ContextVar[Verify] = ContextVar("fastsafetensors_verify", default=False)
+
+_ALGORITHMS = ("xxh3-128", "blake3", "sha256")
+
+
+@contextlib.contextmanager
+def verifying(verify: Verify = True) -> Iterator[None]:
+    """Hold every model that is opened within against a manifest, by whatever front.
+
+        with fastsafetensors.verifying():
+            model = AutoModel.from_pretrained(folder)  # through this package's hooks
+
+    Args:
+        verify: True for the manifest beside each model (none is an error), or a manifest's path;
+            False for no check. An argument verify= of a front counts more.
+
+    Returns:
+        A context manager.
+    """
+    before = _chosen.set(verify)
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
+def open_files(paths: Paths, verify: Verify | None = None, *, lenient: bool = False) -> Model:
+    """Open a model as every front does; verify: None for what verifying() says."""
+    return Model(paths, lenient, _chosen.get() if verify is None else verify)
+
+
+@dataclass(frozen=True)
+class ManifestMade:
+    """What making a manifest took: files listed, those that were not read again, bytes."""
+
+    algorithm: str
+    files: int
+    files_kept: int
+    bytes_read: int
+    bytes_hashed: int
+
+
+def write_manifest(
+    filename: Path,
+    target: Path | None = None,
+    *,
+    algorithm: str = "xxh3-128",
+    keep: Path | None = None,
+    tensors: bool = False,
+) -> ManifestMade:
+    """Make the manifest of a model: digests of every chunk of its files, for verify=.
+
+    Args:
+        filename: a file, an index or a folder (then of every file in it).
+        target: where to; None for where verify=True looks: FILE.manifest, or model.manifest in the
+            folder.
+        algorithm: "xxh3-128" against accidents; "blake3" or "sha256" against forgery as well.
+        keep: an older manifest, whose word stands for files that have the same size and were not
+            changed since it was begun.
+        tensors: digests of tensors as well, for comparing files.
+
+    Returns:
+        What it took.
+
+    Raises:
+        ValueError: an algorithm of another name.
+        SafetensorError: a bad file, or a library that is not there.
+        OSError: of its kind, for what the system refuses.
+    """
+    from ._command import ask_command
+    from ._digests import _plain_path
+
+    if algorithm not in _ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}: there are {', '.join(_ALGORITHMS)}")
+    more: list[Any] = ["--tensors"] if tensors else []
+    for option, value in (("--output", target), ("--keep", keep)):
+        if value is not None:
+            more += [option, _plain_path(value)]
+    row = ask_command("hash", "--json", "--no-progress", "--manifest", "--algorithm", algorithm,
+                      *more, "--", _plain_path(filename))
+    row.pop("seconds")
+    return ManifestMade(**row)
+
+
+def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem]:
+    """Read all files that a manifest lists and return everything that differs from it.
+
+    Args:
+        filename: a file, an index or a folder.
+        manifest: None for the one beside it.
+
+    Returns:
+        What differs: files that are missing, sizes, each chunk; an empty list where nothing does.
+
+    Raises:
+        SafetensorError: a manifest that is damaged.
+        OSError: no manifest, or what the system refuses.
+    """
+    from ._command import ask_command
+    from ._digests import Problem, _plain_path
+
+    chosen: list[Any] = [] if manifest is None else ["--from", _plain_path(manifest)]
+    answer = ask_command("verify", "--json", "--no-progress", "--manifest", *chosen, "--",
+                         _plain_path(filename), good=(0, 1, 2))
+    if "error" in answer:
+        Model(filename, True, True if manifest is None else manifest).close()  # raises it
+        raise OSError(json.dumps(answer["error"]))
+    return [Problem(row["kind"], row["message"], row.get("file", ""))
+            for row in answer["differences"]]
