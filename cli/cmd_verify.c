@@ -14,6 +14,7 @@ typedef struct verify_request {
     fst_open_options open;
     bool quiet, hash;
     bool by_manifest;
+    const char *signature, *key;
     const char *manifest; ///< NULL: the one beside the model
 } verify_request;
 
@@ -145,6 +146,17 @@ static int verify_path(const char *path, const verify_request *request) {
     return code;
 }
 
+/// The check that was asked for.
+static int check_path(const char *path, const verify_request *request) {
+    fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
+    files.folder = path;
+    files.bundle = request->signature;
+    files.key = request->key;
+    if (request->signature != NULL) return signature_verify(&files, request->quiet);
+    if (request->by_manifest) return manifest_verify(path, request->manifest, request->quiet);
+    return verify_path(path, request);
+}
+
 static int take(void *context, int key, cli_value value) {
     verify_request *request = context;
     if (key == 'l') request->open.flags |= FST_OPEN_LENIENT;
@@ -152,6 +164,8 @@ static int take(void *context, int key, cli_value value) {
     if (key == 'H') request->hash = true;
     if (key == 'm') request->by_manifest = true;
     if (key == 'f') request->manifest = value.text;
+    if (key == 's') request->signature = value.text;
+    if (key == 'k') request->key = value.text;
     return EXIT_GOOD;
 }
 
@@ -164,12 +178,12 @@ static int run(const cli_command *command, char **argv) {
     cli_operands operands;
     int worst = cli_parse(command, argv, &request, &operands);
     if (worst != EXIT_GOOD || operands.is_answered) return worst;
+    if ((request.signature == NULL) != (request.key == NULL))
+        return cli_usage("verify", "--signature and --key go together");
     if (request.manifest != NULL && !request.by_manifest)
         return cli_usage("verify", "--from is of --manifest");
     for (int i = 0; i < operands.count; i++) {
-        int code = request.by_manifest
-                       ? manifest_verify(operands.words[i], request.manifest, request.quiet)
-                       : verify_path(operands.words[i], &request);
+        int code = check_path(operands.words[i], &request);
         if (code > worst) worst = code;
     }
     return worst;
@@ -180,6 +194,9 @@ static const cli_option options[] = {
     {'H', "hash", NULL, NULL, "compare all bytes with the digests that 'hash' has kept", 0},
     {'m', "manifest", NULL, NULL, "compare all bytes of all files with the manifest beside them",
      0},
+    {'s', "signature", "BUNDLE", NULL,
+     "compare all files of a folder with an OpenSSF model-signing bundle", 0},
+    {'k', "key", "FILE", NULL, "of --signature: the public key (PEM)", 0},
     {'f', "from", "FILE", NULL, "of --manifest: this one", 0},
     {'q', "quiet", NULL, NULL, "say nothing of valid ones", 0},
     {0},

@@ -58,33 +58,72 @@ static void tell_difference(void *context, const fst_error *difference) {
     list->count++;
 }
 
+static void begin_answer(const char *path) {
+    if (!cli_wants_json()) return;
+    printf("{\"path\": ");
+    cli_print_json(path, strlen(path));
+    printf(", \"differences\": [");
+}
+
+/// A check that has come to its end, in words or as JSON.
+typedef struct check_answer {
+    const char *path, *words;
+    fst_status status;
+    uint64_t difference_count;
+    const fst_manifest_stats *stats;
+    const fst_error *error;
+    bool quiet;
+} check_answer;
+
+static int finish_answer(const check_answer *answer) {
+    bool good = answer->status == FST_OK;
+    if (cli_wants_json()) {
+        printf("], \"valid\": %s", good ? "true" : "false");
+        if (good)
+            printf(", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64, answer->stats->file_count,
+                   answer->stats->bytes_read);
+        if (!good && answer->difference_count == 0) {
+            printf(", \"error\": ");
+            cli_print_error_json(answer->error);
+        }
+        printf("}\n");
+        return good ? EXIT_GOOD : cli_code_of(answer->status);
+    }
+    if (!good && answer->difference_count == 0) return fail(answer->error);
+    if (good && !answer->quiet) {
+        cli_print_path(answer->path);
+        printf(": %s, %" PRIu64 " file%s\n", answer->words, answer->stats->file_count,
+               cli_plural(answer->stats->file_count));
+    }
+    return good ? EXIT_GOOD : cli_code_of(answer->status);
+}
+
 int manifest_verify(const char *path, const char *manifest, bool quiet) {
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
     difference_list list = {0};
     fst_error error;
-    if (cli_wants_json()) {
-        printf("{\"path\": ");
-        cli_print_json(path, strlen(path));
-        printf(", \"differences\": [");
-    }
+    begin_answer(path);
     fst_status status = fst_manifest_check(path, manifest, tell_difference, &list, &stats, &error);
-    if (cli_wants_json()) {
-        printf("], \"valid\": %s", status == FST_OK ? "true" : "false");
-        if (status == FST_OK)
-            printf(", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64, stats.file_count,
-                   stats.bytes_read);
-        if (status != FST_OK && list.count == 0) {
-            printf(", \"error\": ");
-            cli_print_error_json(&error);
-        }
-        printf("}\n");
-        return status == FST_OK ? EXIT_GOOD : cli_code_of(status);
-    }
-    if (status != FST_OK && list.count == 0) return fail(&error);
-    if (status == FST_OK && !quiet) {
-        cli_print_path(path);
-        printf(": as its manifest says, %" PRIu64 " file%s\n", stats.file_count,
-               cli_plural(stats.file_count));
-    }
-    return status == FST_OK ? EXIT_GOOD : cli_code_of(status);
+    return finish_answer(&(check_answer){.path = path,
+                                         .words = "as its manifest says",
+                                         .status = status,
+                                         .difference_count = list.count,
+                                         .stats = &stats,
+                                         .error = &error,
+                                         .quiet = quiet});
+}
+
+int signature_verify(const fst_bundle_files *files, bool quiet) {
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    difference_list list = {0};
+    fst_error error;
+    begin_answer(files->folder);
+    fst_status status = fst_bundle_check(files, tell_difference, &list, &stats, &error);
+    return finish_answer(&(check_answer){.path = files->folder,
+                                         .words = "as it was signed",
+                                         .status = status,
+                                         .difference_count = list.count,
+                                         .stats = &stats,
+                                         .error = &error,
+                                         .quiet = quiet});
 }

@@ -19,4 +19,7 @@ int manifest_make(const char *path, const manifest_request *request);
 /// exit code.
 int manifest_verify(const char *path, const char *manifest, bool quiet);
 
+/// Holds a folder against a signed bundle and tells what differs; an exit code.
+int signature_verify(const fst_bundle_files *files, bool quiet);
+
 #endif

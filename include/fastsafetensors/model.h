@@ -39,6 +39,11 @@ typedef struct fst_open_options {
     /// not listed, of another size, or with another header is FST_E_DIGEST, before its header is
     /// parsed. Names of tensors, shapes and metadata are then the manifest's, too.
     const char *manifest;
+    /// Paths of an OpenSSF model-signing bundle (verify.h) that lists the manifest, and of the
+    /// public key (PEM) that it must be signed with: FST_E_SIGNATURE where it is not, or where the
+    /// manifest's digests secure nothing (XXH3). Both or none, and with a manifest.
+    const char *signature;
+    const char *public_key;
 } fst_open_options;
 
 /// What is known of a tensor from the header. The pointers belong to the model.

@@ -92,6 +92,31 @@ FST_API FST_NODISCARD fst_status fst_manifest_check(const char *path, const char
                                                     fst_manifest_callback callback, void *context,
                                                     fst_manifest_stats *stats, fst_error *error);
 
+// ---- signatures: OpenSSF model signing 1.0 with a key ----
+
+/// The paths that signing and its check are about.
+typedef struct fst_bundle_files {
+    size_t struct_size; ///< sizeof(fst_bundle_files)
+    const char *folder; ///< whose files, and those of the folders below, are signed
+    const char *bundle; ///< NULL: model.sig in the folder
+    const char *key;    ///< PEM without a password, of the curve P-256, P-384 or P-521
+} fst_bundle_files;
+
+/// Signs a folder with a private key. The bundle is what the model_signing package verifies: a
+/// SHA-256 of each file, but of .git, .github, .gitignore, .gitattributes and the bundle itself.
+/// Make the manifest first: it is signed with the rest, and loads can then be verified by key.
+/// `stats` may be NULL. FST_E_UNSUPPORTED without libcrypto.
+FST_API FST_NODISCARD fst_status fst_bundle_sign(const fst_bundle_files *files,
+                                                 fst_manifest_stats *stats, fst_error *error);
+
+/// Verifies a bundle's signature with a public key, and then that the folder has all of the files
+/// that it lists, as they were, and no others; each difference is told as by fst_manifest_check().
+/// FST_E_SIGNATURE before any file is read, FST_E_DIGEST after. Bundles that were signed by
+/// certificates, or list shards, are FST_E_SIGNATURE, too: model_signing knows them.
+FST_API FST_NODISCARD fst_status fst_bundle_check(const fst_bundle_files *files,
+                                                  fst_manifest_callback callback, void *context,
+                                                  fst_manifest_stats *stats, fst_error *error);
+
 #ifdef __cplusplus
 }
 #endif

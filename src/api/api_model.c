@@ -13,8 +13,15 @@ static fst_status read_options(const fst_open_options *options, model_wish *wish
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
     API_REQUIRE((known.flags & ~(FST_OPEN_LENIENT | FST_OPEN_CUT | FST_OPEN_VERIFY)) == 0, error,
                 "unknown open flags 0x%x", known.flags);
-    *wish = (model_wish){.flags = known.flags, .manifest = known.manifest};
+    *wish = (model_wish){.flags = known.flags,
+                         .manifest = known.manifest,
+                         .signature = known.signature,
+                         .public_key = known.public_key};
     bool verifies = known.manifest != NULL || (known.flags & FST_OPEN_VERIFY) != 0;
+    API_REQUIRE((known.signature == NULL) == (known.public_key == NULL), error,
+                "a signature is verified with a public key: both or none");
+    API_REQUIRE(known.signature == NULL || verifies, error,
+                "a signature is a manifest's here: give FST_OPEN_VERIFY or a manifest, too");
     API_REQUIRE(!verifies || (known.flags & FST_OPEN_CUT) == 0, error,
                 "a file that was cut off can't be held against a manifest");
     return FST_OK;

@@ -60,3 +60,32 @@ fst_status fst_manifest_check(const char *path, const char *manifest,
     return give_stats(fsti_manifest_check(path, manifest, &listener, &full, error), &full, stats,
                       error);
 }
+
+static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *out,
+                             fst_error *error) {
+    fst_bundle_files known = FST_STRUCT_INIT(fst_bundle_files);
+    API_REQUIRE(files != NULL, error, "files is NULL");
+    FST_TRY(fsti_api_copy_struct(&known, sizeof known, files, files->struct_size, error));
+    API_REQUIRE(known.folder != NULL && known.key != NULL, error, "folder or key is NULL");
+    *out = (fsti_bundle_paths){.folder = known.folder, .bundle = known.bundle, .key = known.key};
+    return FST_OK;
+}
+
+fst_status fst_bundle_sign(const fst_bundle_files *files, fst_manifest_stats *stats,
+                           fst_error *error) {
+    fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
+    fsti_bundle_paths paths;
+    FST_TRY(read_files(files, &paths, error));
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    return give_stats(fsti_bundle_sign(&paths, &full, error), &full, stats, error);
+}
+
+fst_status fst_bundle_check(const fst_bundle_files *files, fst_manifest_callback callback,
+                            void *context, fst_manifest_stats *stats, fst_error *error) {
+    fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
+    fsti_check_listener listener = {callback, context};
+    fsti_bundle_paths paths;
+    FST_TRY(read_files(files, &paths, error));
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    return give_stats(fsti_bundle_check(&paths, &listener, &full, error), &full, stats, error);
+}

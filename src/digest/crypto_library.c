@@ -24,6 +24,12 @@ static bool bind_all(void *handle) {
     if (!bind_symbol(handle, #name, &library.name)) return false;
     CRYPTO_FUNCTIONS(CRYPTO_BIND)
 #undef CRYPTO_BIND
+#define CRYPTO_BIND(result, name, before, parameters)                                              \
+    if (!bind_symbol(handle, #name, &library.name) &&                                              \
+        !bind_symbol(handle, #before, &library.name))                                              \
+        return false;
+    CRYPTO_RENAMED(CRYPTO_BIND)
+#undef CRYPTO_BIND
     return true;
 }
 

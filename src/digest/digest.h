@@ -60,4 +60,29 @@ static inline uint64_t fsti_digest_chunk_count(uint64_t file_bytes, uint32_t chu
 bool fsti_digest_list_holds(const fsti_digest_list *list, uint64_t begin, const void *bytes,
                             uint64_t size_bytes, uint64_t *bad_begin);
 
+// ---- keys: ECDSA by libcrypto, as OpenSSF model signing has it ----
+
+/// A key of the curve P-256, P-384 or P-521; signatures are of SHA-256, -384 or -512, in DER.
+typedef struct fsti_key fsti_key;
+
+/// Bytes to be signed, or a signature.
+typedef struct fsti_octets {
+    unsigned char *bytes;
+    size_t size;
+} fsti_octets;
+
+/// Reads a key from PEM text. FST_E_ARGUMENT for what is none, has a password, or is of another
+/// kind; FST_E_UNSUPPORTED without libcrypto. `name` is for messages.
+fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fsti_key **out,
+                         fst_error *error);
+void fsti_key_free(fsti_key *key);
+/// SHA-256 of the public key's PEM text, in hexadecimal: which key a signature is of.
+#define FSTI_KEY_HINT_BYTES 65u
+fst_status fsti_key_hint(const fsti_key *key, char *hint, fst_error *error);
+/// signature->bytes is from fsti_alloc.
+fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_bytes,
+                         fsti_octets *signature, fst_error *error);
+bool fsti_key_verify(const fsti_key *key, const char *bytes, size_t size_bytes,
+                     const fsti_octets *signature);
+
 #endif

@@ -6,6 +6,7 @@
 #define FSTI_FORMAT_H
 
 #include "base/base.h"
+#include "bundle.h"
 #include "digest/digest.h"
 #include "dtype/dtype.h"
 #include "fastsafetensors/model.h"

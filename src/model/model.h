@@ -17,10 +17,23 @@ typedef struct model_verification {
     fsti_manifest manifest;
 } model_verification;
 
+/// A bundle whose signature is good.
+typedef struct signed_bundle {
+    fsti_bundle bundle;
+    fsti_statement statement;
+} signed_bundle;
+
+/// Reads a bundle and verifies its signature with a public key (both are paths). On failure
+/// nothing is to be closed: FST_E_SIGNATURE, FST_E_ARGUMENT for what is no key.
+fst_status fsti_signed_bundle_open(const char *path, const char *public_key, signed_bundle *out,
+                                   fst_error *error);
+void fsti_signed_bundle_close(signed_bundle *signed_by);
+
 /// How a model is to be opened.
 typedef struct model_wish {
-    uint32_t flags;       ///< FST_OPEN_*
-    const char *manifest; ///< NULL: what FST_OPEN_VERIFY finds, or none
+    uint32_t flags;                     ///< FST_OPEN_*
+    const char *manifest;               ///< NULL: what FST_OPEN_VERIFY finds, or none
+    const char *signature, *public_key; ///< that the manifest is signed by; both or none
 } model_wish;
 
 /// Reads the manifest that is wished for at `path`, a model's; *out is NULL where none is.

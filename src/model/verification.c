@@ -78,11 +78,51 @@ static fst_status check_seal(const char *path, const char *bytes, size_t byte_co
                           "the manifest was changed: its last line does not fit the others");
 }
 
-static fst_status read_manifest(model_verification *verification, fst_error *error) {
+/// A manifest counts as signed when the bundle lists it with the digest of this very text.
+static fst_status check_signed(const model_verification *verification, const model_wish *wish,
+                               const char *bytes, size_t byte_count, fst_error *error) {
+    signed_bundle signed_by;
+    unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+    const char *slash = strrchr(verification->path, '/');
+    const char *name = slash == NULL ? verification->path : slash + 1;
+    bool found = false;
+    FST_TRY(fsti_signed_bundle_open(wish->signature, wish->public_key, &signed_by, error));
+    bool hashed = fsti_digest_sha256.hash(bytes, byte_count, digest);
+    for (size_t i = 0; i < signed_by.statement.file_count && hashed && !found; i++) {
+        const fsti_signed_file *file = &signed_by.statement.files[i];
+        found = !file->is_listed_otherwise && file->name_size == strlen(name) &&
+                memcmp(file->name, name, file->name_size) == 0 &&
+                memcmp(file->digest, digest, 32) == 0;
+    }
+    fsti_signed_bundle_close(&signed_by);
+    if (found) return FST_OK;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = verification->path;
+    return fsti_error_set(error, FST_E_SIGNATURE, place,
+                          "the signature is not of this manifest: %.200s does not list it with "
+                          "these bytes",
+                          wish->signature);
+}
+
+static fst_status check_text(const model_verification *verification, const model_wish *wish,
+                             const char *bytes, size_t byte_count, fst_error *error) {
+    FST_TRY(check_seal(verification->path, bytes, byte_count, error));
+    if (wish->signature == NULL) return FST_OK;
+    fsti_manifest found;
+    if (fsti_manifest_peek(bytes, byte_count, &found) && !found.kind->is_secure)
+        return fsti_error_set(error, FST_E_SIGNATURE, FSTI_NOWHERE,
+                              "a manifest of %s proves nothing to whom a signature matters: make "
+                              "one of sha256 or blake3",
+                              found.kind->name);
+    return check_signed(verification, wish, bytes, byte_count, error);
+}
+
+static fst_status read_manifest(model_verification *verification, const model_wish *wish,
+                                fst_error *error) {
     char *bytes;
     size_t byte_count;
     FST_TRY(fsti_model_read_text(verification->path, &bytes, &byte_count, error));
-    fst_status status = check_seal(verification->path, bytes, byte_count, error);
+    fst_status status = check_text(verification, wish, bytes, byte_count, error);
     if (status == FST_OK)
         return fsti_manifest_parse(bytes, byte_count, verification->path, &verification->manifest,
                                    error);
@@ -105,7 +145,7 @@ fst_status fsti_verification_open(const char *path, const model_wish *wish,
         status = find_beside(path, made->folder, is_dir, &made->path, error);
     else if ((made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest))) == NULL)
         status = fsti_error_memory(error, strlen(wish->manifest));
-    if (status == FST_OK) status = read_manifest(made, error);
+    if (status == FST_OK) status = read_manifest(made, wish, error);
     if (status != FST_OK) {
         fsti_verification_close(made);
         return status;

@@ -20,4 +20,13 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
                                const fsti_check_listener *listener, fst_manifest_stats *stats,
                                fst_error *error);
 
+/// Paths of a bundle, and of the key that it is made or verified with.
+typedef struct fsti_bundle_paths {
+    const char *folder, *bundle, *key; ///< bundle NULL: model.sig in the folder
+} fsti_bundle_paths;
+fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
+                            fst_error *error);
+fst_status fsti_bundle_check(const fsti_bundle_paths *paths, const fsti_check_listener *listener,
+                             fst_manifest_stats *stats, fst_error *error);
+
 #endif

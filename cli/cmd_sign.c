@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// sign: a folder, as OpenSSF model signing has it.
+#include <inttypes.h>
+
+#include "commands.h"
+
+static int take(void *context, int key, cli_value value) {
+    fst_bundle_files *files = context;
+    if (key == 'k') files->key = value.text;
+    if (key == 'o') files->bundle = value.text;
+    return EXIT_GOOD;
+}
+
+static int run(const cli_command *command, char **argv) {
+    fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    fst_error error;
+    cli_operands operands;
+    int code = cli_parse(command, argv, &files, &operands);
+    if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (files.key == NULL) return cli_usage("sign", "--key FILE says with which private key");
+    files.folder = operands.words[0];
+    if (fst_bundle_sign(&files, &stats, &error) != FST_OK) {
+        code = cli_fail(&error);
+        return error.status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
+    }
+    if (cli_wants_json())
+        printf("{\"files\": %" PRIu64 ", \"bytes\": %" PRIu64 "}\n", stats.file_count,
+               stats.bytes_read);
+    else
+        printf("signed %" PRIu64 " file%s\n", stats.file_count, cli_plural(stats.file_count));
+    return EXIT_GOOD;
+}
+
+static const cli_option options[] = {
+    {'k', "key", "FILE", NULL, "the private key: PEM without a password, P-256, P-384 or P-521", 0},
+    {'o', "output", "TARGET", NULL, "put the bundle there (FOLDER/model.sig)", 0},
+    {0},
+};
+
+const cli_command sign_command = {
+    .name = "sign",
+    .operands = "FOLDER",
+    .summary = "sign a folder with a key, as OpenSSF model signing has it",
+    .about = "Signs all files of a folder; 'verify --signature' and the model_signing package\n"
+             "verify it. Make the manifest first ('hash --manifest --algorithm sha256'): loads\n"
+             "can then be verified by key. Needs libcrypto.",
+    .examples = "  fastsafetensors sign --key key.pem folder\n"
+                "  fastsafetensors verify --signature folder/model.sig --key pub.pem folder\n",
+    .options = options,
+    .operand_min = 1,
+    .operand_max = 1,
+    .inputs = INPUTS_NONE,
+    .has_json = true,
+    .take = take,
+    .run = run,
+};

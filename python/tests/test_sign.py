@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signed folders: ours, and the model_signing package's, each verified by the other."""
+
+import base64
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fastsafetensors import torch as fast_torch
+from fastsafetensors import write_manifest
+from fastsafetensors._command import find_command
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = find_command()
+    assert command is not None
+    return subprocess.run([command, *map(str, arguments)], capture_output=True, text=True)
+
+
+def make_keys(folder: pathlib.Path, curve: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Return the paths of a private and a public key, made by the openssl command."""
+    private, public = folder / f"{curve}.key", folder / f"{curve}.pub"
+    try:
+        subprocess.run(["openssl", "ecparam", "-name", curve, "-genkey", "-noout", "-out",
+                        private], check=True, capture_output=True)
+        subprocess.run(["openssl", "ec", "-in", private, "-pubout", "-out", public], check=True,
+                       capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("the openssl command, which makes keys, is not installed")
+    return private, public
+
+
+@pytest.fixture()
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A model's folder with a manifest that is worth signing."""
+    path = tmp_path / "model"
+    (path / "below").mkdir(parents=True)
+    fast_torch.save_file({"a": torch.arange(70000.0)}, path / "model.safetensors")
+    (path / "README.md").write_text("hello")
+    (path / "below" / "vocabulary \u00e9.txt").write_text("words")
+    (path / ".gitignore").write_text("not signed")
+    write_manifest(path, algorithm="sha256")
+    return path
+
+
+@pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
+def test_sign_and_verify(curve: str, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A good folder is 0; a changed, missing or additional file and a wrong key are 1."""
+    private, public = make_keys(tmp_path, curve)
+    signed = run("sign", "--json", "--key", private, folder)
+    assert json.loads(signed.stdout)["files"] == 4, signed
+    ask = ("verify", "--json", "--signature", folder / "model.sig", "--key")
+    assert run(*ask, public, folder).returncode == 0
+    other = make_keys(tmp_path, "secp384r1" if curve == "prime256v1" else "prime256v1")[1]
+    wrong = run(*ask, other, folder)
+    assert wrong.returncode == 1 and "InvalidSignature" in wrong.stdout
+    (folder / "more.txt").write_text("unsigned")
+    (folder / "README.md").write_text("jello")
+    os.remove(folder / "below" / "vocabulary \u00e9.txt")
+    answer = json.loads(run(*ask, public, folder).stdout)
+    assert answer["valid"] is False
+    assert sorted(row["file"] for row in answer["differences"]) == [
+        "README.md", "below/vocabulary \u00e9.txt", "more.txt"]
+
+
+def test_flipped_bits_of_a_bundle(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Every bit of payload, signature and hint that is flipped is refused."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    assert run("sign", "--key", private, folder).returncode == 0
+    bundle = folder / "model.sig"
+    good = bundle.read_bytes()
+    fields = json.loads(good)
+    envelope = fields["dsseEnvelope"]
+    places = [good.index(text.encode()) + number
+              for text in (envelope["payload"], envelope["signatures"][0]["sig"],
+                           fields["verificationMaterial"]["publicKey"]["hint"])
+              for number in range(0, len(text), 31)]
+    for place in places:
+        bad = bytearray(good)
+        bad[place] ^= 1 << place % 7
+        bundle.write_bytes(bad)
+        done = run("verify", "--signature", bundle, "--key", public, folder)
+        assert done.returncode == 1, (place, done)
+    bundle.write_bytes(good)
+    assert run("verify", "--signature", bundle, "--key", public, folder).returncode == 0
+
+
+def test_what_is_no_bundle_and_no_key(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Each says what it is instead."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    assert run("sign", folder).returncode == 3
+    assert run("verify", "--signature", "x", folder).returncode == 3
+    assert run("sign", "--key", public, folder).returncode == 2
+    assert run("sign", "--key", folder / "README.md", folder).returncode == 2
+    (folder / "model.sig").write_text("{}")
+    ask = ("verify", "--signature", folder / "model.sig", "--key", public, folder)
+    assert run(*ask).returncode == 1
+    statement = {"predicateType": "something/else", "padding": "x" * 200}
+    payload = base64.b64encode(json.dumps(statement).encode()).decode()
+    (folder / "model.sig").write_text(json.dumps({"dsseEnvelope": {
+        "payload": payload, "payloadType": "application/vnd.in-toto+json",
+        "signatures": [{"sig": "AAAA"}]}}))
+    assert "model_signing" in run(*ask).stderr  # no key: certificates are that package's
+
+
+@pytest.fixture(scope="module")
+def model_signing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Python of an environment that has the package."""
+    place = tmp_path_factory.mktemp("model_signing")
+    python = str(place / "bin/python")
+    try:
+        subprocess.run([sys.executable, "-m", "venv", place], check=True, capture_output=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "model_signing", "pyOpenSSL"],
+                       check=True, capture_output=True, timeout=300)
+    except (subprocess.SubprocessError, OSError):
+        pytest.skip("model_signing could not be installed")
+    return python
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
+def test_both_ways_with_model_signing(curve: str, folder: pathlib.Path, tmp_path: pathlib.Path,
+                                      model_signing: str) -> None:
+    """It verifies what is signed here, and the other way round."""
+    private, public = make_keys(tmp_path, curve)
+
+    def theirs(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([model_signing, "-m", "model_signing", *map(str, arguments)],
+                              capture_output=True, text=True)
+
+    bundle = tmp_path / "bundle.sig"
+    assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
+    verify = ("verify", "key", folder, "--signature", bundle, "--public_key", public)
+    done = theirs(*verify)
+    assert done.returncode == 0, done
+    (folder / "README.md").write_text("jello")
+    assert theirs(*verify).returncode != 0
+    done = theirs("sign", "key", folder, "--private_key", private, "--signature", bundle)
+    assert done.returncode == 0, done
+    ask = ("verify", "--signature", bundle, "--key", public, folder)
+    assert run(*ask).returncode == 0
+    (folder / "README.md").write_text("hello")
+    assert run(*ask).returncode == 1

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/// ECDSA with libcrypto: never our own.
+#include <string.h>
+
+#include "crypto_library.h"
+
+/// NID_X9_62_id_ecPublicKey of openssl/obj_mac.h.
+#define KEY_IS_EC 408
+/// BIO_CTRL_INFO of openssl/bio.h: where the bytes of a memory BIO are.
+#define BIO_INFO 3
+#define SIGNATURE_BYTES_MAX 256u
+
+struct fsti_key {
+    const crypto_library *crypto;
+    void *key;
+    const void *kind; ///< the hash that goes with the curve
+};
+
+/// Nobody is asked for a password.
+static int no_password(char *text, int size, int is_writing, void *context) {
+    (void)text;
+    (void)size;
+    (void)is_writing;
+    (void)context;
+    return -1;
+}
+
+void fsti_key_free(fsti_key *key) {
+    if (key == NULL) return;
+    if (key->key != NULL) key->crypto->EVP_PKEY_free(key->key);
+    fsti_free(key);
+}
+
+static const void *kind_of_curve(const crypto_library *crypto, const void *key) {
+    if (crypto->EVP_PKEY_get_base_id(key) != KEY_IS_EC) return NULL;
+    switch (crypto->EVP_PKEY_get_bits(key)) {
+    case 256: return crypto->EVP_sha256();
+    case 384: return crypto->EVP_sha384();
+    case 521: return crypto->EVP_sha512();
+    default: return NULL;
+    }
+}
+
+fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fsti_key **out,
+                         fst_error *error) {
+    const crypto_library *crypto;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = name;
+    FST_TRY(fsti_crypto_open(&crypto, error));
+    fsti_key *made = fsti_alloc_zeroed(1, sizeof *made);
+    if (made == NULL) return fsti_error_memory(error, sizeof *made);
+    made->crypto = crypto;
+    void *bio = crypto->BIO_new_mem_buf(pem, (int)strnlen(pem, 1 << 20));
+    if (bio != NULL && is_private)
+        made->key = crypto->PEM_read_bio_PrivateKey(bio, NULL, no_password, NULL);
+    else if (bio != NULL)
+        made->key = crypto->PEM_read_bio_PUBKEY(bio, NULL, no_password, NULL);
+    if (bio != NULL) crypto->BIO_free(bio);
+    crypto->ERR_clear_error(); // the queue is the program's
+    if (made->key != NULL) made->kind = kind_of_curve(crypto, made->key);
+    if (made->kind != NULL) {
+        *out = made;
+        return FST_OK;
+    }
+    bool is_other = made->key != NULL;
+    fsti_key_free(made);
+    return fsti_error_set(error, FST_E_ARGUMENT, place,
+                          is_other     ? "a key of another kind than P-256, P-384 and P-521"
+                          : is_private ? "no private key in PEM without a password"
+                                       : "no public key in PEM");
+}
+
+fst_status fsti_key_hint(const fsti_key *key, char *hint, fst_error *error) {
+    const crypto_library *crypto = key->crypto;
+    unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+    char *text = NULL;
+    void *bio = crypto->BIO_new(crypto->BIO_s_mem());
+    bool good = bio != NULL && crypto->PEM_write_bio_PUBKEY(bio, key->key) == 1;
+    long size = good ? crypto->BIO_ctrl(bio, BIO_INFO, 0, &text) : 0;
+    good = size > 0 && fsti_digest_sha256.hash(text, (size_t)size, digest);
+    if (bio != NULL) crypto->BIO_free(bio);
+    if (!good) return fsti_error_memory(error, 1024);
+    fsti_digest_print(digest, 32, hint);
+    return FST_OK;
+}
+
+fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_bytes,
+                         fsti_octets *signature, fst_error *error) {
+    const crypto_library *crypto = key->crypto;
+    void *context = crypto->EVP_MD_CTX_new();
+    signature->size = SIGNATURE_BYTES_MAX;
+    signature->bytes = fsti_alloc(SIGNATURE_BYTES_MAX);
+    bool good =
+        context != NULL && signature->bytes != NULL &&
+        crypto->EVP_DigestSignInit(context, NULL, key->kind, NULL, key->key) == 1 &&
+        crypto->EVP_DigestSign(context, signature->bytes, &signature->size, bytes, size_bytes) == 1;
+    if (context != NULL) crypto->EVP_MD_CTX_free(context);
+    crypto->ERR_clear_error();
+    if (good) return FST_OK;
+    fsti_free(signature->bytes);
+    return fsti_error_set(error, FST_E_SIGNATURE, FSTI_NOWHERE, "libcrypto could not sign");
+}
+
+bool fsti_key_verify(const fsti_key *key, const char *bytes, size_t size_bytes,
+                     const fsti_octets *signature) {
+    const crypto_library *crypto = key->crypto;
+    void *context = crypto->EVP_MD_CTX_new();
+    bool good = context != NULL &&
+                crypto->EVP_DigestVerifyInit(context, NULL, key->kind, NULL, key->key) == 1 &&
+                crypto->EVP_DigestVerify(context, signature->bytes, signature->size, bytes,
+                                         size_bytes) == 1;
+    if (context != NULL) crypto->EVP_MD_CTX_free(context);
+    crypto->ERR_clear_error();
+    return good;
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A folder held against a signed bundle: every file that is listed, and no other.
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "file_tree.h"
+#include "model/model.h"
+#include "verify.h"
+
+typedef struct bundle_job {
+    const fsti_bundle_paths *paths;
+    const fsti_check_listener *listener;
+    signed_bundle signed_by;
+    file_tree tree;
+    uint64_t difference_count;
+    fst_error first;
+} bundle_job;
+
+static bool is_name(const char *text, size_t size, const char *name) {
+    return strlen(name) == size && memcmp(text, name, size) == 0;
+}
+
+/// The bundle's list of what is no part of the folder, and the bundle itself.
+static bool ignores_name(const void *context, const char *name) {
+    const bundle_job *job = context;
+    const fsti_statement *statement = &job->signed_by.statement;
+    const char *slash = strrchr(job->paths->bundle, '/');
+    if (strcmp(name, slash == NULL ? job->paths->bundle : slash + 1) == 0) return true;
+    for (size_t i = 0; i < statement->ignored_count; i++)
+        if (is_name(statement->ignored[i], statement->ignored_size[i], name)) return true;
+    return false;
+}
+
+static void tell(bundle_job *job, const char *name, size_t name_size, const char *what) {
+    fst_error difference;
+    fsti_error_set(&difference, FST_E_DIGEST, FSTI_NOWHERE, "%.*s: %s", (int)name_size, name, what);
+    snprintf(difference.file, sizeof difference.file, "%.*s", (int)name_size, name);
+    if (job->difference_count++ == 0) job->first = difference;
+    if (job->listener->callback != NULL)
+        job->listener->callback(job->listener->context, &difference);
+}
+
+static const tree_file *find_file(const file_tree *tree, const fsti_signed_file *listed) {
+    size_t low = 0, high = tree->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2, size = strlen(tree->files[middle].name);
+        size_t shorter = size < listed->name_size ? size : listed->name_size;
+        int order = memcmp(tree->files[middle].name, listed->name, shorter);
+        if (order == 0) order = size < listed->name_size ? -1 : size > listed->name_size;
+        if (order == 0) return &tree->files[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+static void compare_listed(bundle_job *job, const fsti_signed_file *listed) {
+    const tree_file *file = find_file(&job->tree, listed);
+    const char *what = NULL;
+    if (file == NULL)
+        what = "signed, but not there";
+    else if (file->error.status != FST_OK)
+        what = file->error.message;
+    else if (listed->is_listed_otherwise)
+        what = "signed with another digest than sha256, which is not computed here";
+    else if (memcmp(file->digest, listed->digest, sizeof listed->digest) != 0)
+        what = "its bytes are not the ones that were signed";
+    if (what != NULL) tell(job, listed->name, listed->name_size, what);
+}
+
+/// With every listed name looked up, the folder has others when it has more.
+static void tell_others(bundle_job *job) {
+    const fsti_statement *statement = &job->signed_by.statement;
+    for (size_t i = 0; i < job->tree.count; i++) {
+        const char *name = job->tree.files[i].name;
+        bool is_listed = false;
+        for (size_t j = 0; j < statement->file_count && !is_listed; j++)
+            is_listed = is_name(statement->files[j].name, statement->files[j].name_size, name);
+        if (!is_listed) tell(job, name, strlen(name), "there, but not signed");
+    }
+}
+
+static fst_status compare_all(bundle_job *job, fst_error *error) {
+    const fsti_statement *statement = &job->signed_by.statement;
+    FST_TRY(fsti_file_tree_list(job->paths->folder, ignores_name, job, &job->tree, error));
+    FST_TRY(fsti_file_tree_hash(&job->tree, error));
+    for (size_t i = 0; i < statement->file_count; i++) compare_listed(job, &statement->files[i]);
+    tell_others(job);
+    if (job->difference_count == 0) return FST_OK;
+    if (error != NULL) *error = job->first;
+    return FST_E_DIGEST;
+}
+
+fst_status fsti_bundle_check(const fsti_bundle_paths *paths, const fsti_check_listener *listener,
+                             fst_manifest_stats *stats, fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    char place[PATH_MAX];
+    fsti_bundle_paths full = *paths;
+    bundle_job job = {.paths = &full, .listener = listener};
+    snprintf(place, sizeof place, "%.4000s/model.sig", paths->folder);
+    if (full.bundle == NULL) full.bundle = place;
+    FST_TRY(fsti_signed_bundle_open(full.bundle, full.key, &job.signed_by, error));
+    fst_status status = compare_all(&job, error);
+    stats->file_count = job.tree.count;
+    stats->bytes_read = stats->bytes_hashed = job.tree.bytes_read;
+    stats->total_ns = fsti_now_ns() - start_ns;
+    fsti_file_tree_clear(&job.tree);
+    fsti_signed_bundle_close(&job.signed_by);
+    return status;
+}

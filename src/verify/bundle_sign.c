@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Signing a folder as OpenSSF model signing has it.
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "file_tree.h"
+#include "manifest_text.h"
+#include "model/model.h"
+#include "verify.h"
+
+/// What model_signing leaves out, too.
+static const char *const ignored_names[] = {".git", ".gitattributes", ".github", ".gitignore"};
+#define IGNORED_COUNT (sizeof ignored_names / sizeof *ignored_names)
+
+static bool ignores_name(const void *context, const char *name) {
+    for (size_t i = 0; i < IGNORED_COUNT; i++)
+        if (strcmp(name, ignored_names[i]) == 0) return true;
+    return context != NULL && strcmp(name, context) == 0;
+}
+
+/// The name that a path has in the folder itself; NULL: it lies elsewhere.
+static const char *name_inside(const char *folder, const char *path) {
+    char real_folder[PATH_MAX], real_parent[PATH_MAX], parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t size = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    if (size >= sizeof parent) return NULL;
+    memcpy(parent, slash == NULL ? "." : path, size);
+    parent[size] = '\0';
+    if (realpath(folder, real_folder) == NULL || realpath(parent, real_parent) == NULL ||
+        strcmp(real_folder, real_parent) != 0)
+        return NULL;
+    return slash == NULL ? path : slash + 1;
+}
+
+static fst_status read_private_key(const char *path, fsti_key **out, fst_error *error) {
+    char *text;
+    size_t size;
+    FST_TRY(fsti_model_read_text(path, &text, &size, error));
+    fst_status status = fsti_key_read(text, path, true, out, error);
+    memset(text, 0, size);
+    fsti_free(text);
+    return status;
+}
+
+/// The subject's name: the folder's.
+static const char *subject_of(const char *folder, char *text, size_t size) {
+    char real[PATH_MAX];
+    const char *path = realpath(folder, real) == NULL ? folder : real;
+    const char *slash = strrchr(path, '/');
+    snprintf(text, size, "%.250s", slash == NULL || slash[1] == '\0' ? path : slash + 1);
+    return text;
+}
+
+static fst_status list_signed(const file_tree *tree, fsti_signed_file **out, fst_error *error) {
+    fsti_signed_file *files = fsti_alloc_zeroed(tree->count + 1, sizeof *files);
+    if (files == NULL) return fsti_error_memory(error, tree->count * sizeof *files);
+    for (size_t i = 0; i < tree->count; i++) {
+        if (tree->files[i].error.status != FST_OK) {
+            if (error != NULL) *error = tree->files[i].error;
+            fsti_free(files);
+            return tree->files[i].error.status;
+        }
+        files[i].name = tree->files[i].name;
+        files[i].name_size = strlen(files[i].name);
+        memcpy(files[i].digest, tree->files[i].digest, sizeof files[i].digest);
+    }
+    *out = files;
+    return FST_OK;
+}
+
+/// The statement, signed and wrapped.
+static fst_status make_bundle(const fsti_statement_draft *draft, const fsti_key *key,
+                              fsti_octets *out, fst_error *error) {
+    char *payload = NULL, hint[FSTI_KEY_HINT_BYTES];
+    size_t payload_size = 0, size;
+    fsti_octets signature = {NULL, 0};
+    FST_TRY(fsti_key_hint(key, hint, error));
+    FST_TRY(fsti_statement_write(draft, &payload, &payload_size, error));
+    char *text = fsti_bundle_signed_text(payload, payload_size, &size);
+    fst_status status = text == NULL ? fsti_error_memory(error, payload_size)
+                                     : fsti_key_sign(key, text, size, &signature, error);
+    fsti_free(text);
+    if (status == FST_OK) {
+        status = fsti_bundle_write(payload, payload_size, hint, &signature, out, error);
+        fsti_free(signature.bytes);
+    }
+    fsti_free(payload);
+    return status;
+}
+
+static fst_status sign_tree(const file_tree *tree, const fsti_bundle_paths *paths,
+                            const fsti_key *key, const char *target, fst_error *error) {
+    char subject[256];
+    fsti_signed_file *files = NULL;
+    fsti_octets bundle = {NULL, 0};
+    FST_TRY(list_signed(tree, &files, error));
+    fsti_statement_draft draft = {.subject = subject_of(paths->folder, subject, sizeof subject),
+                                  .files = files,
+                                  .file_count = tree->count,
+                                  .allows_links = tree->has_links,
+                                  .ignored = ignored_names,
+                                  .ignored_count = IGNORED_COUNT};
+    fst_status status = make_bundle(&draft, key, &bundle, error);
+    fsti_free(files);
+    FST_TRY(status);
+    status = fsti_text_place(target, (char *)bundle.bytes, bundle.size, NULL, error);
+    fsti_free(bundle.bytes);
+    return status;
+}
+
+fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
+                            fst_error *error) {
+    char target[PATH_MAX];
+    uint64_t start_ns = fsti_now_ns();
+    file_tree tree = {0};
+    fsti_key *key;
+    if (paths->bundle == NULL)
+        snprintf(target, sizeof target, "%.4000s/model.sig", paths->folder);
+    else
+        snprintf(target, sizeof target, "%.4095s", paths->bundle);
+    FST_TRY(read_private_key(paths->key, &key, error));
+    fst_status status = fsti_file_tree_list(paths->folder, ignores_name,
+                                            name_inside(paths->folder, target), &tree, error);
+    if (status == FST_OK) status = fsti_file_tree_hash(&tree, error);
+    if (status == FST_OK) status = sign_tree(&tree, paths, key, target, error);
+    stats->file_count = tree.count;
+    stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
+    stats->total_ns = fsti_now_ns() - start_ns;
+    fsti_key_free(key);
+    fsti_file_tree_clear(&tree);
+    return status;
+}

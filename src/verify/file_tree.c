@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A folder's files, found level by level and digested whole, a thread a file.
+#include "file_tree.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "io/io.h"
+
+#define FILE_COUNT_MAX ((size_t)1 << 20)
+#define DEPTH_MAX 64u
+#define PIECE_BYTES ((size_t)1 << 20)
+#define THREADS_MAX 16u
+
+void fsti_file_tree_clear(file_tree *tree) {
+    for (size_t i = 0; i < tree->count; i++) fsti_free(tree->files[i].name);
+    fsti_free(tree->files);
+    fsti_free(tree->folder);
+    *tree = (file_tree){0};
+}
+
+/// first + second + third, from fsti_alloc.
+static char *join(const char *first, const char *second, const char *third) {
+    size_t sizes[] = {strlen(first), strlen(second), strlen(third)};
+    char *text = fsti_alloc(sizes[0] + sizes[1] + sizes[2] + 1);
+    if (text == NULL) return NULL;
+    memcpy(text, first, sizes[0]);
+    memcpy(text + sizes[0], second, sizes[1]);
+    memcpy(text + sizes[0] + sizes[1], third, sizes[2] + 1);
+    return text;
+}
+
+static fst_status push_file(file_tree *tree, char *name, fst_error *error) {
+    if (!fsti_array_reserve((void **)&tree->files, &tree->capacity, tree->count,
+                            sizeof *tree->files, FILE_COUNT_MAX)) {
+        fsti_free(name);
+        return fsti_error_memory(error, tree->count * sizeof *tree->files);
+    }
+    tree->files[tree->count++] = (tree_file){.name = name};
+    return FST_OK;
+}
+
+typedef struct tree_walk {
+    file_tree *tree;
+    tree_ignores ignores;
+    const void *context;
+    unsigned depth;
+} tree_walk;
+
+static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *error);
+
+/// An entry of the folder that `prefix` names (relative, with its slash).
+static fst_status walk_entry(tree_walk *walk, const char *prefix, const char *entry,
+                             fst_error *error) {
+    struct stat info;
+    char *name = join(prefix, entry, "");
+    char *path = name == NULL ? NULL : join(walk->tree->folder, name, "");
+    int failed = path == NULL ? 0 : lstat(path, &info);
+    if (path != NULL && failed == 0 && S_ISLNK(info.st_mode)) {
+        walk->tree->has_links = true;
+        failed = stat(path, &info);
+    }
+    fst_status status = FST_OK;
+    if (path == NULL)
+        status = fsti_error_memory(error, strlen(entry));
+    else if (failed != 0)
+        status = fsti_error_errno(error, errno, path, "looking at the file");
+    fsti_free(path);
+    if (status == FST_OK && S_ISREG(info.st_mode)) return push_file(walk->tree, name, error);
+    if (status == FST_OK && S_ISDIR(info.st_mode)) {
+        char *below = join(name, "/", "");
+        status = below == NULL ? fsti_error_memory(error, strlen(name))
+                               : walk_folder(walk, below, error);
+        fsti_free(below);
+    }
+    fsti_free(name);
+    return status;
+}
+
+static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *error) {
+    char *path = join(walk->tree->folder, prefix, ".");
+    if (path == NULL) return fsti_error_memory(error, strlen(prefix));
+    DIR *directory = opendir(path);
+    fst_status status = FST_OK;
+    if (directory == NULL) status = fsti_error_errno(error, errno, path, "opening the folder");
+    if (++walk->depth > DEPTH_MAX)
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "folders nest too deeply");
+    while (status == FST_OK) {
+        errno = 0;
+        const struct dirent *entry = readdir(directory);
+        if (entry == NULL && errno != 0)
+            status = fsti_error_errno(error, errno, path, "listing the folder");
+        if (entry == NULL) break;
+        bool is_self = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+        bool is_top = prefix[0] == '\0';
+        if (!is_self && !(is_top && walk->ignores(walk->context, entry->d_name)))
+            status = walk_entry(walk, prefix, entry->d_name, error);
+    }
+    walk->depth--;
+    if (directory != NULL) closedir(directory);
+    fsti_free(path);
+    return status;
+}
+
+static int compare_files(const void *a, const void *b) {
+    return strcmp(((const tree_file *)a)->name, ((const tree_file *)b)->name);
+}
+
+fst_status fsti_file_tree_list(const char *folder, tree_ignores ignores, const void *context,
+                               file_tree *out, fst_error *error) {
+    size_t size = strlen(folder);
+    *out = (file_tree){.folder = join(folder, size > 0 && folder[size - 1] != '/' ? "/" : "", "")};
+    if (out->folder == NULL) return fsti_error_memory(error, size);
+    tree_walk walk = {.tree = out, .ignores = ignores, .context = context};
+    FST_TRY(walk_folder(&walk, "", error));
+    if (out->count > 1) qsort(out->files, out->count, sizeof *out->files, compare_files);
+    return FST_OK;
+}
+
+// ---- digesting ----
+
+typedef struct tree_hash {
+    file_tree *tree;
+    atomic_size_t next;
+    atomic_uint_fast64_t bytes_read;
+    atomic_bool out_of_memory;
+} tree_hash;
+
+static fst_status hash_bytes(tree_hash *hash, fsti_file *file, void *state, char *buffer,
+                             fst_error *error) {
+    for (uint64_t at = 0;;) {
+        size_t got;
+        FST_TRY(fsti_file_read(file, buffer, PIECE_BYTES, at, &got, error));
+        if (got > 0 && !fsti_digest_sha256.update(state, buffer, got))
+            return fsti_error_memory(error, got);
+        at += got;
+        atomic_fetch_add(&hash->bytes_read, got);
+        if (got < PIECE_BYTES) return fsti_file_check(file, error);
+    }
+}
+
+static fst_status hash_file(tree_hash *hash, tree_file *target, char *buffer, fst_error *error) {
+    fsti_file *file = NULL;
+    char *path = join(hash->tree->folder, target->name, "");
+    if (path == NULL) return fsti_error_memory(error, strlen(target->name));
+    fst_status status = fsti_file_open(path, &file, error);
+    fsti_free(path);
+    FST_TRY(status);
+    void *state = fsti_digest_sha256.begin();
+    status =
+        state == NULL ? fsti_error_memory(error, 64) : hash_bytes(hash, file, state, buffer, error);
+    if (state != NULL && !fsti_digest_sha256.end(state, target->digest) && status == FST_OK)
+        status = fsti_error_memory(error, 64);
+    fsti_file_unref(file);
+    return status;
+}
+
+static void *run_hash(void *context) {
+    tree_hash *hash = context;
+    char *buffer = fsti_alloc(PIECE_BYTES);
+    if (buffer == NULL) atomic_store(&hash->out_of_memory, true);
+    while (buffer != NULL) {
+        size_t index = atomic_fetch_add(&hash->next, 1);
+        if (index >= hash->tree->count) break;
+        tree_file *file = &hash->tree->files[index];
+        fst_error error;
+        if (hash_file(hash, file, buffer, &error) != FST_OK) file->error = error;
+    }
+    fsti_free(buffer);
+    return NULL;
+}
+
+fst_status fsti_file_tree_hash(file_tree *tree, fst_error *error) {
+    pthread_t threads[THREADS_MAX];
+    uint32_t wanted = (uint32_t)fsti_min(fsti_cpu_count(), THREADS_MAX), started = 0;
+    tree_hash hash = {.tree = tree};
+    FST_TRY(fsti_digest_sha256.ready(error));
+    while (started + 1 < wanted && started + 1 < tree->count &&
+           fsti_thread_start(&threads[started], run_hash, &hash) == 0)
+        started++;
+    run_hash(&hash);
+    for (uint32_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    tree->bytes_read = atomic_load(&hash.bytes_read);
+    // A thread without a buffer leaves its files to the others; all of them may lack one.
+    if (atomic_load(&hash.out_of_memory) && atomic_load(&hash.next) < tree->count)
+        return fsti_error_memory(error, PIECE_BYTES);
+    return FST_OK;
+}

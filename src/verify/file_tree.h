@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/// All files of a folder and of those below, and their SHA-256: private to the verify room.
+#ifndef FSTI_FILE_TREE_H
+#define FSTI_FILE_TREE_H
+
+#include "base/base.h"
+#include "format/format.h"
+
+typedef struct tree_file {
+    char *name; ///< relative to the folder
+    unsigned char digest[32];
+    fst_error error; ///< why it could not be read; status FST_OK: it was
+} tree_file;
+
+typedef struct file_tree {
+    char *folder; ///< with its last slash
+    tree_file *files;
+    size_t count, capacity;
+    bool has_links;
+    uint64_t bytes_read;
+} file_tree;
+
+/// What is no part of a folder: names of entries directly in it.
+typedef bool (*tree_ignores)(const void *context, const char *name);
+
+/// Lists the files, sorted by name. *out is to be cleared also after an error.
+fst_status fsti_file_tree_list(const char *folder, tree_ignores ignores, const void *context,
+                               file_tree *out, fst_error *error);
+/// Digests all of them, several at a time.
+fst_status fsti_file_tree_hash(file_tree *tree, fst_error *error);
+void fsti_file_tree_clear(file_tree *tree);
+
+#endif
