@@ -13,11 +13,12 @@ static char *padded(const uint8_t *data, size_t size) {
 
 static void look_at_file(const fsti_manifest *manifest, const fsti_manifest_file *file) {
     uint64_t count = fsti_digest_chunk_count(file->size_bytes, manifest->chunk_bytes);
-    unsigned char sum = 0;
-    for (uint64_t i = 0; i < count * manifest->kind->digest_bytes; i++) sum ^= file->digests[i];
+    volatile unsigned char seen = 0; // every digest is there to be read
+    for (uint64_t i = 0; i < count * manifest->kind->digest_bytes; i++) seen = file->digests[i];
     if (file->name[0] == '/' || strncmp(file->name, "../", 3) == 0) __builtin_trap();
     if (fsti_manifest_find(manifest, file->name, file->name_size) != file) __builtin_trap();
-    if (file->header_bytes > file->size_bytes || sum > 255) __builtin_trap();
+    if (file->header_bytes > file->size_bytes) __builtin_trap();
+    (void)seen;
 }
 
 static void fuzz_manifest(const uint8_t *data, size_t size) {
