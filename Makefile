@@ -100,8 +100,10 @@ lint: $(VENV)/.test-all-ready $(VENV)/.package-ready ## style, layers, types, cl
 ifdef PREFIX
 install: $(BUILD_READY) ## PREFIX=DIR: library, command, headers, man pages; without: the Python package
 	@mkdir -p build
-	@{ $(MESON) setup build/install --wipe --prefix "$(abspath $(PREFIX))" --libdir lib -Dtests=false || \
-		$(MESON) setup build/install --prefix "$(abspath $(PREFIX))" --libdir lib -Dtests=false; } \
+	@set -- build/install --prefix "$(abspath $(PREFIX))" --libdir lib -Dtests=false; \
+		if test -f build/install/build.ninja; \
+		then $(MESON) setup --reconfigure "$$@" || $(MESON) setup --wipe "$$@"; \
+		else $(MESON) setup "$$@"; fi \
 		> build/install-setup.log 2>&1 || { cat build/install-setup.log; exit 1; }
 	@$(MESON) compile -C build/install > build/install.log 2>&1 || { cat build/install.log; exit 1; }
 	@$(MESON) install -C build/install --no-rebuild $(if $(DESTDIR),--destdir "$(DESTDIR)") --quiet

@@ -26,10 +26,20 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="slow tests and heavy integrations, too")
 
 
+def wants_all(config):
+    """Whether heavy tests are asked for, by --all or by naming the file."""
+    return config.getoption("--all") or config.args_source is pytest.Config.ArgsSource.ARGS
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig):
+    """Whether a test is to take its time, as `make test ALL=1` asks."""
+    return wants_all(pytestconfig)
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave heavy tests out, unless they are asked for."""
-    named = config.args_source is pytest.Config.ArgsSource.ARGS
-    if config.getoption("--all") or named:
+    if wants_all(config):
         return
     for item in items:
         if any(f"/{name}" in f"/{item.nodeid}" for name in HEAVY):

@@ -408,7 +408,7 @@ def test_standard_input_is_a_source(command, run, sample, tmp_path, torch):
         with open(source, "rb") as file:
             reader = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
             done = subprocess.run([command, *map(os.fspath, words)], stdin=reader.stdout,
-                                  capture_output=True, cwd=tmp_path, env=env, timeout=60)
+                                  capture_output=True, cwd=tmp_path, env=env, timeout=300)
             reader.stdout.close()
             reader.wait()
         assert done.returncode == code, done.stderr
