@@ -244,7 +244,7 @@ static int run(const cli_command *command, char **argv) {
     request.name_count = (size_t)operands.count - 1;
     bool *found = calloc(request.name_count, sizeof *found);
     code = found == NULL ? cli_no_memory() : show_matches(model, &request, found);
-    for (size_t n = 0; n < request.name_count && code == EXIT_GOOD; n++)
+    for (size_t n = 0; found != NULL && n < request.name_count && code == EXIT_GOOD; n++)
         if (!found[n]) code = show_other(model, &request, request.names[n]);
     free(found);
     fst_model_close(model);

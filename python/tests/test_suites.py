@@ -22,7 +22,8 @@ run_tests.python_suite = run_tests.lint_suite = lambda everything: Counter(passe
 sys.argv[1:] = {arguments!r}
 sys.exit(run_tests.main())
 """
-CASE = '<testsuites><testsuite><testcase classname="c" name="n">{}</testcase></testsuite></testsuites>'
+CASE = ('<testsuites><testsuite><testcase classname="c" name="n">{}</testcase></testsuite>'
+        "</testsuites>")
 
 
 def run(tmp_path, outcome, *arguments):
