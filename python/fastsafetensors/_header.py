@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ._core import edit_header as _edit_header
-from ._errors import serialization_error
+from ._errors import serialization_error, unknown_tensor
 from ._types import Path, Paths
 from ._verify import open_files
 
@@ -82,7 +83,9 @@ def edit_header(
 
     Raises:
         TypeError: a key, value or name that is no text.
-        SafetensorError: a bad file, an unknown tensor, or a name that is there already.
+        SafetensorError: a bad file, an unknown tensor or metadata entry, or a name that is there
+            already.
+        ValueError: nothing to change.
         OSError: of its kind, for what the system refuses.
     """
     for key, value in (metadata or {}).items():
@@ -91,6 +94,16 @@ def edit_header(
     for old, new in (renames or {}).items():
         if not isinstance(old, str) or not isinstance(new, str):
             raise TypeError(f"renames: {old!r}: {new!r} is no name for a name")
+    if not (metadata or renames or clear or target):
+        raise ValueError("nothing to change: no metadata, no renames, no clear, no target")
+    dropped = [key for key, value in (metadata or {}).items() if value is None]
+    if dropped and not clear:
+        with contextlib.closing(Model(filename)) as model:
+            there = model.metadata(0) or {}
+        for key in dropped:
+            if key not in there:
+                said = f"{os.fspath(filename)!r} has no metadata {key!r}"
+                raise unknown_tensor(key, said, list(there))
     try:
         _edit_header(filename, target, dict(metadata or {}), dict(renames or {}), clear, durable)
     except OSError as error:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ._core import Loader, Model
+from ._dtypes import check_wish
 from ._memory import open_bytes
 from ._progress import Progress, wait
 from ._request import choose_names
@@ -22,6 +23,15 @@ def _goes_far(options: dict[str, Any]) -> bool:
     return options.get("device", "cpu") not in ("cpu", "pinned")
 
 
+def _dtypes(model: Model, items: Sequence[Any] | None) -> Iterator[tuple[str, str]]:
+    """(name, dtype) of what is to be loaded; unknown names are the load's to refuse."""
+    for item in model.names() if items is None else items:
+        name = item if isinstance(item, str) else item[0]
+        index = model.find(name)
+        if index >= 0:
+            yield name, model.info(index)[0]
+
+
 def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) -> Loader:
     """Begin to load; options of Model.load(), and for a device:
 
@@ -29,6 +39,8 @@ def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) 
     memory.
     """
     memory = options.pop("memory", "own")
+    if options.get("dtype") is not None:
+        check_wish(_dtypes(model, items), options["dtype"])
     if not _goes_far(options):
         return model.load(items, **options)
     from ._gpu import shares_memory, torch_memory

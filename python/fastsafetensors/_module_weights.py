@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from ._core import Model
+from ._dtypes import WORDS
 from ._gpu import load_options, stream_of
 from ._load import OpenLoad, load_from
 from ._rank_parts import part_on_mesh
 from ._tensor_memory import Extent, extents_of, find_covered, overlap_groups
 from ._torch_installed import torch as _torch
-from ._torch_state import TORCH_NAMES, dtype_name, format_box, torch_dtype, torch_shape
+from ._torch_state import dtype_name, format_box, torch_dtype, torch_shape
 from ._torch_tensors import export
 
 
@@ -184,7 +185,7 @@ def _spread(part: Any, like: Any) -> Any:
 
 def _takes_bytes(tensor: Any, dtype: str) -> bool:
     """Tell whether bytes of the file may be read straight into a tensor."""
-    known = dtype in TORCH_NAMES and dtype != "F4"
+    known = dtype in WORDS and dtype != "F4"
     simple = type(tensor) in (_torch.Tensor, _torch.nn.Parameter)
     if not (known and simple and tensor.numel() and tensor.is_contiguous()):
         return False

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 from ._errors import refuse, unknown_tensor
 from ._load import OpenLoad, load_from, open_load
 from ._readahead import ReadAhead
-from ._slicing import plan_numpy, plan_torch
+from ._slicing import SlicePlan, plan_numpy, plan_torch
 from ._types import Paths
 from ._verify import Verify, open_files
 
@@ -34,6 +35,8 @@ _FRAMEWORKS = {
 }
 _DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?")
 _BACKENDS = {"mmap": "auto", "pread": "load"}
+# Parts of a tensor that are no larger are copied out of a view.
+_SMALL_BYTES = 256 << 10
 
 
 def check_device(device: Any) -> Any:
@@ -126,6 +129,10 @@ class safe_open:  # noqa: N801 - the name that programs know
             from ._gpu import load_options
 
             self._options.update(load_options(self._device))
+        self._views: dict[int, Any] = {}  # of tensors that small parts were taken of
+        # What is to be verified comes by loads alone.
+        self._has_views = not verify and "device" not in self._options and name in (
+            "torch", "numpy")
         self._model = open_files(filename, verify)
         self._ahead = ReadAhead(self._model, self._options)
 
@@ -140,6 +147,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         trace: TracebackType | None,
     ) -> None:
         """Close the files; after Ctrl-C without waiting for reads that are in flight."""
+        self._views.clear()
         self._ahead.close(waits=kind is None or issubclass(kind, Exception))
         self._model.close()
 
@@ -150,6 +158,7 @@ class safe_open:  # noqa: N801 - the name that programs know
 
     def close(self) -> None:
         """Close the files; tensors stay valid, and closing twice is fine."""
+        self._views.clear()
         self._ahead.close()
         self._model.close()
 
@@ -359,7 +368,7 @@ class TensorSlice:
         self._file = file
         self._name = name
         self._index = index
-        self._dtype, self._shape, *_ = file._model.info(index)
+        self._dtype, self._shape, self._nbytes, *_ = file._model.info(index)
 
     def get_shape(self) -> list[int]:
         """Shape in elements."""
@@ -368,6 +377,29 @@ class TensorSlice:
     def get_dtype(self) -> str:
         """Return the format's name of the dtype, e.g. "BF16"."""
         return self._dtype
+
+    def _is_small(self, plan: SlicePlan) -> bool:
+        """Whether a part of the file's view costs less than a load, which plans, maps and waits."""
+        options = self._file._options
+        if options["mode"] == "load" or options["cache"] != "auto" or not self._file._has_views:
+            return False
+        spans = zip(plan.begin, plan.end, strict=True)
+        wanted = math.prod(end - begin for begin, end in spans)
+        return wanted * self._nbytes <= _SMALL_BYTES * math.prod(self._shape)
+
+    def _cut(self, plan: SlicePlan) -> Any:
+        """Copy a part out of the file's view: its pages come as they are touched."""
+        file = self._file
+        file._model.file_count  # noqa: B018 - an error once closed
+        view = file._views.get(self._index)
+        if view is None:
+            with OpenLoad(file._model, [self._name], mode="map") as loader:
+                view = file._views[self._index] = file._adapter.make_item(loader, 0)
+        spans = zip(plan.begin, plan.end, strict=True)
+        part = view[tuple(slice(begin, end) for begin, end in spans)]
+        if plan.rest is not None:
+            part = part[plan.rest]
+        return file._place(part.clone() if file._is_torch else part.copy())
 
     def _check_packed(self, parts: tuple[Any, ...]) -> None:
         """Refuse what would cut elements that share bytes: anything but rows of torch's pairs."""
@@ -395,6 +427,8 @@ class TensorSlice:
         if plan.rest is None and list(plan.end) == list(self._shape) and not any(plan.begin):
             return self._file._take(self._index, self._name)
         try:
+            if self._is_small(plan):
+                return self._cut(plan)
             result = self._file._read((self._name, plan.begin, plan.end))
         except ValueError:  # millions of pieces: cheaper read whole
             return self._file._take(self._index, self._name)[key]

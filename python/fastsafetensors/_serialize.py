@@ -7,27 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._core import serialize as _serialize
+from ._dtypes import NAMES
 from ._memory import open_bytes
 from ._saving import check_names, save_rows
 from ._types import Path
-
-# torch's and numpy's names of dtypes, as specs give them.
-_SPEC_DTYPES = {
-    "bool": "BOOL",
-    "complex64": "C64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float4_e2m1fn_x2": "F4",
-    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
-}
 
 
 @dataclass(frozen=True)
@@ -48,7 +31,7 @@ def _rows(tensor_dict: dict[str, TensorSpec]) -> list[Any]:
                 f"argument 'tensor_dict': '{type(spec).__name__}' object is not an instance of "
                 "'TensorSpec'"
             )
-        dtype = _SPEC_DTYPES.get(spec.dtype, spec.dtype)
+        dtype = NAMES.get(spec.dtype, spec.dtype)
         shape = list(spec.shape)
         if dtype == "F4" and shape:
             shape[-1] *= 2

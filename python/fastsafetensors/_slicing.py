@@ -99,19 +99,23 @@ def plan_torch(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | No
     return _make_plan(expanded, shape)
 
 
-def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
-    """Plan integers, slices of positive step and Ellipsis; SafetensorError for anything else."""
+def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | None:
+    """Plan integers, slices of positive step and Ellipsis; None: read it whole, numpy indexes it.
+
+    SafetensorError for what of the first is out of range, as the reference has it.
+    """
     error = error_class()
     parts = tuple(map(_as_int, parts))
-    for at, part in enumerate(parts):
-        if not (isinstance(part, (int, slice)) or part is Ellipsis):
-            raise error(
-                f"Unsupported slice index at position {at}: expected slice, int, or ellipsis"
-            )
+    # As the reference has it: numbers. numpy would make a dimension of them.
+    parts = tuple(int(part) if isinstance(part, bool) else part for part in parts)
+    for part in parts:
+        if not (_is_int(part) or isinstance(part, slice) or part is Ellipsis):
+            return None
         if isinstance(part, slice) and part.step is not None and part.step <= 0:
-            raise error(f"Slice step must be a positive integer, got {part.step}")
-    numbers = tuple(int(part) if isinstance(part, bool) else part for part in parts)
-    expanded = _expand(numbers, len(shape))
+            return None
+    if sum(part is Ellipsis for part in parts) > 1:
+        return None
+    expanded = _expand(parts, len(shape))
     if expanded is None:
         raise error(
             f"Error during slicing with shape {list(shape)}: more slicing indexes than dimensions "

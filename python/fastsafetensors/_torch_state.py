@@ -6,35 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ._dtypes import WORDS
 from ._tensor_memory import PLAIN, address_of, check_memory, find_shared
 from ._torch_installed import torch as _torch
 
-# The format's dtypes by torch's names. torch has no 6-bit floats: their packed bytes are uint8.
-TORCH_NAMES = {
-    "BOOL": "bool",
-    "F4": "float4_e2m1fn_x2",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
-
 _FORMAT_NAMES = {
-    getattr(_torch, name): dtype for dtype, name in TORCH_NAMES.items() if hasattr(_torch, name)
+    getattr(_torch, name): dtype for dtype, name in WORDS.items() if hasattr(_torch, name)
 }
 
 
@@ -44,7 +21,7 @@ DTYPES_BY_NAME = {dtype: known for known, dtype in _FORMAT_NAMES.items()}
 
 def torch_dtype(dtype: str) -> Any | None:
     """torch's dtype for the format's dtype name, or None where this torch has none."""
-    return getattr(_torch, TORCH_NAMES.get(dtype, "?"), None)
+    return getattr(_torch, WORDS.get(dtype, "?"), None)
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ from functools import cache
 from typing import Any
 
 from ._core import DTYPES, Tensor, dlpack_probe
+from ._dtypes import check_wish, converted_dtype
 from ._gpu import load_options
-from ._request import choose_names, converted_dtype
+from ._request import choose_names
 from ._tensor_memory import plainly
 from ._torch_installed import torch as _torch
 from ._torch_state import torch_dtype, torch_shape
@@ -124,6 +125,7 @@ def load_meta(
         result = {}
         for name in model.names() if chosen is None else chosen:
             own, shape, size, *_ = model.info(model.find(name))
+            check_wish([(name, own)], dtype)
             made = converted_dtype(own, dtype)
             known = torch_dtype(made)
             result[name] = _torch.empty(

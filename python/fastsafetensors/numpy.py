@@ -8,45 +8,21 @@ from functools import cache
 from typing import Any
 
 from ._core import Tensor, error_class, serialize
+from ._dtypes import WORDS, dtype_word
 from ._load import load_bytes, load_paths
 from ._numpy_installed import numpy as _np
 from ._open import check_backend, check_path
 from ._progress import Progress
-from ._request import dtype_word
 from ._saving import check_names, save_rows
 from ._types import Path, Paths
 from ._verify import Verify
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-# Dtypes that numpy lacks and the ml_dtypes package adds.
-_ML_NAMES = {
-    "BF16": "bfloat16",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}
-
-
-# The format's dtypes by numpy's names, which ml_dtypes' types have as well.
-_FORMAT_NAMES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "uint8": "U8",
-    "int16": "I16",
-    "uint16": "U16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    **{name: dtype for dtype, name in _ML_NAMES.items()},
-}
+# The dtypes that an array can have, by numpy's names, and those of them that the ml_dtypes package
+# adds.
+_FORMAT_NAMES = {word: name for name, word in WORDS.items() if name != "F4"}
+_ML_NAMES = {name: word for word, name in _FORMAT_NAMES.items() if not hasattr(_np, word)}
 
 
 @cache

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ._core import serialize
+from ._dtypes import dtype_word
 from ._gpu import check_present, is_gpu, load_options, tell_gds
 from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress
-from ._request import choose_names, dtype_word
+from ._request import choose_names
 from ._saving import save_rows
 from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import check_tensors, make_rows, plain
@@ -84,7 +85,8 @@ def load_file(
         threads: of "load"; 0: as many as the process may use, at most 16.
         dtype: what elements become on the way: a torch dtype, its name ("bfloat16"), the format's
             ("BF16"), or None and "auto" for the file's. Floats become any float type (rounded to
-            nearest even), integers wider ones; other tensors stay.
+            nearest even), integers wider ones. A wish for floats leaves other tensors as they are;
+            what can't become the dtype that is wished for it is an error.
         progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in
             all) ten times a second, an exception ends the load; False for nothing, None for a bar
             (bytes, GB/s) on terminals when the load takes more than a second and tqdm is installed.
@@ -107,6 +109,7 @@ def load_file(
 
     Raises:
         SafetensorError: a bad file; an unknown name (a KeyError as well).
+        ValueError: a dtype that is none, or that a tensor can't become.
         OSError: of its kind, for what the system refuses.
         MemoryError: memory, or the GPU's, that is not there.
     """

@@ -6,6 +6,8 @@ import struct
 import pytest
 from conftest import write_raw
 
+import fastsafetensors.torch
+
 from fastsafetensors import _core
 from fastsafetensors.torch import load_file
 
@@ -73,11 +75,45 @@ def test_integers_widen(tmp_path, torch, source):
     save_file({"a": values}, tmp_path / "m")
     for name in INTEGERS.values():
         target = getattr(torch, name)
+        holds = target is dtype or (torch.iinfo(target).bits > torch.iinfo(dtype).bits
+                                    and torch.iinfo(target).min <= torch.iinfo(dtype).min)
+        if not holds:
+            with pytest.raises(ValueError, match="a is .*, which can't become that"):
+                load_file(tmp_path / "m", dtype=target)
+            continue
         ours = load_file(tmp_path / "m", dtype=target)["a"]
-        holds = (torch.iinfo(target).bits > torch.iinfo(dtype).bits
-                 and torch.iinfo(target).min <= torch.iinfo(dtype).min)
-        assert ours.dtype == (target if holds else dtype)
+        assert ours.dtype == target
         assert ours.tolist() == values.tolist()
+
+
+def test_a_wish_that_nothing_can_have_is_an_error(tmp_path, torch):
+    """Tensors stay as they are only where the wish is for others: ids, where floats are wished."""
+    import fastsafetensors.numpy
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+    from fastsafetensors.st_types import DType
+
+    path = write_raw(tmp_path / "f6", '{"s":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}',
+                     b"abc")
+    save_floats = fastsafetensors.torch.save_file
+    save_floats({"w": torch.ones(3), "ids": torch.arange(3)}, tmp_path / "m")
+    for device in ("cpu", "meta"):
+        with pytest.raises(ValueError, match="F6_E2M3, which can't become that.*stays what it is"):
+            load_file(path, device, dtype="F32")
+        with pytest.raises(ValueError, match="w is F32, which can't become that: floats become"):
+            load_file(tmp_path / "m", device, dtype=torch.int8, names=["w"])
+        with pytest.raises(ValueError, match="ids is I64"):
+            load_file(tmp_path / "m", device, dtype=torch.bool)
+        assert load_file(tmp_path / "m", device, dtype="bf16")["ids"].dtype == torch.int64
+    with pytest.raises(ValueError, match="w is F32"):
+        fastsafetensors.numpy.load_file(tmp_path / "m", dtype="int8", names=["w"])
+    with SafeTensorsFileLoader(SingleGroup(), "cpu") as loader:
+        loader.add_filenames({0: [str(tmp_path / "m")]})
+        with pytest.raises(ValueError, match="can't become"):
+            loader.copy_files_to_device(dtype=DType.I8)
+    assert load_file(tmp_path / "m", dtype="bf16")["w"].dtype == torch.bfloat16
+    assert load_file(tmp_path / "m", dtype="fp16")["w"].dtype == torch.float16
+    with pytest.raises(ValueError, match="unknown dtype 'bfloat'; known are the format's BOOL"):
+        load_file(tmp_path / "m", dtype="bfloat")
 
 
 def test_what_stays(model, torch):
@@ -140,7 +176,7 @@ def test_slices_and_sub_byte(tmp_path, torch):
         load_file(path, dtype="F33")
     with pytest.raises(ValueError, match="views"):
         load_file(path, dtype="F16", mode="map")
-    with pytest.raises(ValueError, match="no dtype"):
+    with pytest.raises(ValueError, match="unknown dtype torch.complex128"):
         load_file(path, dtype=torch.complex128)
 
 

@@ -74,8 +74,6 @@ def test_slices_of_a_scalar_and_words(cube, torch):
          "too many indices for tensor of dimension 3"),
         (lambda: safe_open(cube, "pt").get_slice("a")[::-1], ValueError,
          "step must be greater than zero"),
-        (lambda: safe_open(cube, "np").get_slice("a")[[0, 1]], SafetensorError,
-         "Unsupported slice index at position 0"),
         (lambda: safe_open(cube, "np").get_slice("s")[:], SafetensorError, "more slicing indexes"),
     ]:
         with pytest.raises(kind, match=words):

@@ -77,7 +77,7 @@ def test_dtypes_of_numpy(path):
         load_file(path, dtype="float13")
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16", "I64", "F8_E4M3"])
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "F64", "F8_E4M3"])
 def test_the_meta_device(dtype, path, model, torch):
     for source in (path, model[0]):
         loaded, real = load_file(source, device="meta", dtype=dtype), load_file(source, dtype=dtype)

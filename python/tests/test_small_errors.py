@@ -71,6 +71,21 @@ def test_every_error_has_its_attributes(path, tmp_path):
         assert (error.tag, error.file, error.tensor, error.byte_offset) == ("", "", "", None)
 
 
+def test_an_edit_that_changes_nothing_is_an_error(tmp_path, torch):
+    from fastsafetensors import edit_header, read_header
+
+    path = tmp_path / "m"
+    save_file({"a": torch.ones(2)}, path, {"known": "1"})
+    before = path.stat().st_ino
+    with pytest.raises(KeyError, match=r"has no metadata 'knwon' \(close matches: known\)"):
+        edit_header(path, {"knwon": None})
+    with pytest.raises(ValueError, match="nothing to change"):
+        edit_header(path)
+    assert path.stat().st_ino == before
+    edit_header(path, {"known": None, "new": "2"})
+    assert list(read_header(path).metadata.values()) == [{"new": "2"}]
+
+
 def test_what_the_system_refuses_is_of_its_kind(tmp_path, torch):
     target = tmp_path / "none" / "m.st"
     with pytest.raises(SafetensorError) as caught:

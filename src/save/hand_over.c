@@ -33,13 +33,6 @@ const char *fsti_writer_hidden_path(const fst_writer *writer, uint32_t file_inde
 
 // ---- files that are there ----
 
-/// Whether alignment has made the tensor, of which each file has its own.
-static bool is_filling(const fst_tensor_info *info) {
-    static const char prefix[] = "__padding__.";
-    return info->dtype == FST_DTYPE_U8 && info->name_size >= sizeof prefix - 1 &&
-           memcmp(info->name, prefix, sizeof prefix - 1) == 0;
-}
-
 /// The tensors of some files. The models keep names and shapes.
 typedef struct found_tensors {
     fst_model **models;
@@ -48,12 +41,10 @@ typedef struct found_tensors {
     size_t count, capacity;
 } found_tensors;
 
-static fst_status add_tensors(found_tensors *found, const fst_model *model, bool with_filling,
-                              fst_error *error) {
+static fst_status add_tensors(found_tensors *found, const fst_model *model, fst_error *error) {
     for (size_t i = 0; i < fsti_model_tensor_count(model); i++) {
         fst_tensor_info info;
         fsti_model_tensor_info(model, i, &info);
-        if (!with_filling && is_filling(&info)) continue;
         if (!fsti_array_reserve((void **)&found->tensors, &found->capacity, found->count,
                                 sizeof *found->tensors, INT32_MAX))
             return fsti_error_memory(error, sizeof *found->tensors);
@@ -69,13 +60,13 @@ static fst_status add_tensors(found_tensors *found, const fst_model *model, bool
 }
 
 static fst_status find_tensors(found_tensors *found, const char *const *paths, size_t path_count,
-                               bool with_filling, fst_error *error) {
+                               fst_error *error) {
     found->models = fsti_alloc_zeroed(path_count, sizeof *found->models);
     if (found->models == NULL) return fsti_error_memory(error, path_count * sizeof(fst_model *));
     for (size_t i = 0; i < path_count; i++) {
         FST_TRY(fsti_model_open(paths[i], 0, &found->models[i], error));
         found->model_count = i + 1;
-        FST_TRY(add_tensors(found, found->models[i], with_filling, error));
+        FST_TRY(add_tensors(found, found->models[i], error));
     }
     return FST_OK;
 }
@@ -121,7 +112,7 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
                              .progress = options->progress,
                              .progress_context = options->progress_context};
     found_tensors found = {0};
-    fst_status status = find_tensors(&found, &path, 1, true, error);
+    fst_status status = find_tensors(&found, &path, 1, error);
     if (status == FST_OK) status = begin(path, &path, &found, &save, out, error);
     if (status == FST_OK) {
         (*out)->is_joined = true;
@@ -182,7 +173,7 @@ fst_status fsti_set_publish(const char *folder, const char *const *paths, size_t
                             fst_error *error) {
     for (size_t i = 0; i < path_count; i++) FST_TRY(check_hidden(folder, paths[i], error));
     found_tensors found = {0};
-    fst_status status = find_tensors(&found, paths, path_count, false, error);
+    fst_status status = find_tensors(&found, paths, path_count, error);
     if (status == FST_OK) status = publish(folder, paths, &found, options, stats, error);
     clear_found(&found);
     return status;

@@ -24,6 +24,7 @@ from typing import Any
 
 from .._agreement import Agreement, RankError
 from .._core import Writer
+from .._dtypes import NAMES
 from .._publish import SetPlace, publish_together
 from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .shard_plan import (
@@ -268,24 +269,11 @@ def tensor_fill(num_threads: int = 8, *, framework: str = "pytorch") -> Fill:
     )
 
 
-# paddle hands bfloat16 out as 16-bit integers, and its dtypes' names are numpy's.
-_PADDLE_DTYPES = {
-    "bool": "BOOL",
-    "bfloat16": "BF16",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
-    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
-}
-
-
 def _paddle_dtype(tensor: Any) -> DType:
-    name = str(tensor.dtype).rpartition(".")[2]
-    if name not in _PADDLE_DTYPES:
+    name = str(tensor.dtype).rpartition(".")[2]  # its words are numpy's
+    if name not in NAMES:
         raise ValueError(f"the format has no dtype {tensor.dtype}")
-    return DType(_PADDLE_DTYPES[name])
+    return DType(NAMES[name])
 
 
 def plain_entry(name: str, tensor: Any, *, framework: str = "pytorch") -> WriteEntry:

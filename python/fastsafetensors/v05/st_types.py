@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .._request import converted_dtype
+from .._dtypes import bits_of, converted_dtype
 
 
 class DType(Enum):
@@ -38,20 +38,9 @@ class DType(Enum):
     U64 = "U64"
 
 
-def _bytes_of(dtype: DType) -> float:
-    name = dtype.value
-    if name == "F4":
-        return 0.5
-    if name in ("BOOL", "AUTO") or name.startswith("F8"):
-        return 1
-    if name.startswith("F6_"):
-        return 0.75
-    return int(name.lstrip("BFIUC")) / 8
-
-
 # Bytes of one element; half a byte for F4.
 DTYPE_SIZES: dict[DType, float] = {
-    dtype: size if (size := _bytes_of(dtype)) % 1 else int(size)
+    dtype: bits_of(dtype.value) / 8 if bits_of(dtype.value) % 8 else bits_of(dtype.value) // 8
     for dtype in DType
     if dtype is not DType.AUTO
 }

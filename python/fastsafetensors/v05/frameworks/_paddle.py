@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 
 from ..._core import live_buffers
+from ..._dtypes import WORDS
 from ..common import SingleGroup
 from ..st_types import Device, DeviceType, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
@@ -16,24 +17,13 @@ from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
 # paddle has no unsigned types beyond 8 bits: U16 is what bfloat16's bits come as, U32 and U64 take
 # the signed types of the same width.
 dtype_convert: dict[DType, str] = {
-    DType.BOOL: "bool",
-    DType.U8: "uint8",
-    DType.I8: "int8",
-    DType.I16: "int16",
+    **{DType(name): word for name, word in WORDS.items() if name not in (
+        "F4", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")},
     DType.U16: "bfloat16",
-    DType.I32: "int32",
     DType.U32: "int32",
-    DType.I64: "int64",
     DType.U64: "int64",
-    DType.F16: "float16",
-    DType.BF16: "bfloat16",
-    DType.F32: "float32",
-    DType.F64: "float64",
-    DType.C64: "complex64",
-    DType.F8_E4M3: "float8_e4m3fn",
-    DType.F8_E5M2: "float8_e5m2",
 }
-_BACK = {name: dtype for dtype, name in reversed(dtype_convert.items())} | {"bfloat16": DType.BF16}
+_BACK = {word: DType(name) for name, word in WORDS.items() if DType(name) in dtype_convert}
 
 
 def fst_dtype(dtype: Any) -> DType:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._core import live_buffers
+from ..._dtypes import WORDS
 from ..._gpu import load_options
 from ..._torch_installed import torch
-from ..._torch_state import TORCH_NAMES, torch_shape
+from ..._torch_state import torch_shape
 from ..._torch_tensors import make_item
 from ..._torch_tensors import wrap as wrap_core
 from ..common import SingleGroup
@@ -20,7 +21,7 @@ from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
 # torch's dtype for each of ours that this torch has.
 dtype_convert: dict[DType, torch.dtype] = {
     DType(name): getattr(torch, torch_name)
-    for name, torch_name in TORCH_NAMES.items()
+    for name, torch_name in WORDS.items()
     if hasattr(torch, torch_name)
 }
 _CPU = Device.from_str("cpu")

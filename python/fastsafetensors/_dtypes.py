@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The format's dtypes: the one table, of which every front's names are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ._core import DTYPES
+
+# {the format's name: torch's, which numpy, ml_dtypes, jax and paddle use as well}. 6-bit floats
+# have none. An element of float4_e2m1fn_x2 is a pair.
+WORDS: dict[str, str] = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+NAMES: dict[str, str] = {word: name for name, word in WORDS.items()}
+
+# What people say as well.
+_OTHER_WORDS = {
+    "half": "F16", "float": "F32", "double": "F64", "fp16": "F16", "fp32": "F32", "fp64": "F64",
+}
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_", "F4")  # 6-bit floats are not converted
+
+
+def bits_of(name: str) -> int:
+    """Bits of an element, by the format's name."""
+    if name == "BOOL":
+        return 8
+    return int(name.partition("_")[0].lstrip("BFIUC"))
+
+
+def dtype_word(dtype: Any) -> str | None:
+    """Return the format's name of a dtype: its own, torch's, numpy's, or a word of theirs.
+
+    None and "auto" are None: as the file has it. ValueError for anything else.
+    """
+    if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
+        return None
+    text = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
+    text = text.rpartition(".")[2]
+    for name in (text, text.upper()):
+        if name in DTYPES:
+            return name
+    found = NAMES.get(text) or _OTHER_WORDS.get(text)
+    if found is None:
+        raise ValueError(f"unknown dtype {dtype!r}; known are the format's {', '.join(DTYPES)}, "
+                         f"torch's {', '.join(NAMES)}, and 'auto'")
+    return found
+
+
+def _what_becomes(source: str) -> str:
+    """Say what a dtype can become."""
+    if source.startswith(_FLOATS):
+        return "floats become " + ", ".join(
+            name for name in DTYPES if name.startswith(_FLOATS) and name != source)
+    wider = [name for name in DTYPES if converted_dtype(source, name) != source]
+    return f"{source} becomes {', '.join(wider)}" if wider else f"{source} stays what it is"
+
+
+def check_wish(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
+    """ValueError for a wish that (name, dtype) can't have, rather than tensors that stay.
+
+    A wish for floats is about the floats alone: ids and masks stay. 6-bit floats can't have it. A
+    wish for anything else is about every tensor.
+    """
+    if wanted is None:
+        return
+    floats_only = wanted.startswith(_FLOATS)
+    for name, source in tensors:
+        if floats_only and not source.startswith((*_FLOATS, "F6")):
+            continue
+        if source != wanted and converted_dtype(source, wanted) == source:
+            raise ValueError(
+                f"dtype={wanted}: {name} is {source}, which can't become that: "
+                f"{_what_becomes(source)}; load it by itself (names=, filter=)"
+            )
+
+
+def converted_dtype(source: str, wanted: str | None) -> str:
+    """Return the dtype that a load with a wish makes of a tensor's; both are the format's names.
+
+    Floats become any float type, integers wider ones that hold every value; others stay. The rule
+    is the loads' own, for those who only need to know.
+    """
+    if wanted is None or wanted == source:
+        return source
+    if source.startswith(_FLOATS) and wanted.startswith(_FLOATS):
+        return wanted
+    if source[0] not in "UI" or wanted[0] not in "UI" or bits_of(wanted) <= bits_of(source):
+        return source
+    return source if (source[0], wanted[0]) == ("I", "U") else wanted

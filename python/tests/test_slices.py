@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of tensors: what the frameworks themselves give for every index, small and large."""
+
+import numpy as np
+import pytest
+
+from fastsafetensors import SafetensorError, safe_open
+from fastsafetensors.numpy import save_file
+
+INDICES = [
+    [], [[]], [0, 2], np.array([1, 0]), (slice(None), [0, 1]), None, (None, 1),
+    (slice(None, None, -1),), (..., 0), (slice(1, 3), slice(None), 0), 2, -1, np.int64(1),
+    slice(0, 0), slice(5, 2), (0, 0, 0), slice(0, 4, 2), (slice(None), slice(1, 3)), np.bool_(True),
+    np.array([True, False, True, False]), (..., None), (), ...,
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Return a file with a small and a large tensor."""
+    folder = tmp_path_factory.mktemp("slices")
+    rng = np.random.default_rng(1)
+    save_file({"small": rng.random((4, 3, 5), np.float32), "none": np.zeros((0, 3), np.int16),
+               "large": rng.random((4, 600, 300), np.float32)}, folder / "m")
+    return folder / "m"
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_numpy_indexes_as_numpy_does(path, name, backend):
+    with safe_open(path, "np", backend=backend) as f:
+        whole, part = f.get_tensor(name), f.get_slice(name)
+        for index in INDICES:
+            wanted, got = whole[index], part[index]
+            assert got.shape == wanted.shape and np.array_equal(got, wanted), index
+
+
+def test_small_parts_are_copies(path, torch):
+    """Writing to one changes neither another nor the file, and it outlives everything."""
+    for framework in ("np", "pt"):
+        with safe_open(path, framework) as f:
+            part = f.get_slice("small")
+            first, second = part[1:3], part[1:3]
+            first[:] = -1
+            assert (second >= 0).all() and (part[1:3] >= 0).all()
+            assert (f.get_slice("small")[:, 1:2] >= 0).all()
+            assert f.get_slice("none")[0:0].shape == (0, 3)
+        assert (first == -1).all()
+        with pytest.raises(SafetensorError, match="closed"):
+            part[0]
+
+
+def test_small_parts_need_one_load_a_tensor(path, monkeypatch, torch):
+    import fastsafetensors._open as opening
+
+    opened = []
+    real = opening.OpenLoad
+    monkeypatch.setattr(opening, "OpenLoad", lambda *a, **k: (opened.append(a), real(*a, **k))[1])
+    for framework in ("np", "pt"):
+        with safe_open(path, framework) as f:
+            opened.clear()
+            for row in range(4):
+                for _ in range(10):
+                    assert f.get_slice("large")[row, 3:5].shape == (2, 300)
+            assert len(opened) == 1
