@@ -64,7 +64,7 @@ static fst_status find_tensors(found_tensors *found, const char *const *paths, s
     found->models = fsti_alloc_zeroed(path_count, sizeof *found->models);
     if (found->models == NULL) return fsti_error_memory(error, path_count * sizeof(fst_model *));
     for (size_t i = 0; i < path_count; i++) {
-        FST_TRY(fsti_model_open(paths[i], 0, &found->models[i], error));
+        FST_TRY(fsti_model_open(paths[i], &(model_wish){.flags = 0}, &found->models[i], error));
         found->model_count = i + 1;
         FST_TRY(add_tensors(found, found->models[i], error));
     }
