@@ -28,13 +28,9 @@ V05 = {
     "fastsafetensors.cpp.get_device_pci_bus": "common.get_device_numa_node asks torch",
     "fastsafetensors.cpp.is_hipfile_memory_budget_supported": "a probe of 0.5's own planner",
     "fastsafetensors.cpp.*.wait_read_prefix": "tensors are waited for one by one by the loads",
-    "fastsafetensors.dlpack.*": "ctypes of 0.5's own; capsules are made in C here",
-    "fastsafetensors.frameworks.FrameworkOpBase.*": "steps of 0.5's own loaders",
     "fastsafetensors.frameworks.[A-Z]*": "names that 0.5 imports for type checking",
     "fastsafetensors.frameworks.dataclass": "a name that 0.5 imports for itself",
     "fastsafetensors.frameworks.gds_device_buffer": "in fastsafetensors.cpp",
-    "fastsafetensors.parallel_loader.TimingContext": "0.5's own stop watch; loads have stats()",
-    "fastsafetensors.parallel_loader.parse_time": "0.5's own report of its stop watch",
 }
 
 SAFETENSORS = {

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from fastsafetensors.dlpack import from_cuda_buffer
+from fastsafetensors.dlpack import DLManagedTensor, from_cuda_buffer
 from fastsafetensors.st_types import Device, DType
 
 # What the adapter calls of paddle, over numpy arrays.
@@ -214,3 +214,59 @@ def test_low_level_names(tmp_path):
             call()
     cpp.cpu_free(address)
     cpp.cpu_free(address)
+
+
+def test_what_programs_ask_a_framework_of_05(torch):
+    """As 0.5.0 answers."""
+    from fastsafetensors.frameworks._torch import get_framework_op
+
+    op = get_framework_op()
+    assert op is get_framework_op() and op.get_name() == "pytorch"
+    assert op.get_global_rank() == 0
+    assert [path.rsplit("/", 2)[1:] for path in op.get_runtime_lib_dirs()] == [["torch", "lib"]]
+    answers = {"F8_E4M3": "I8", "F8_E8M0": "U8", "F4": "U8", "BF16": "BF16", "U16": "U16"}
+    assert all(op.as_workaround_dtype(DType(a)) is DType(b) for a, b in answers.items())
+    assert op.get_storage_shape(DType.F4, [2, 3, 4], [12, 4, 1]) == ([12], [1])
+    assert op.get_storage_shape(DType.F32, [2, 4], [4, 1]) == ([2, 4], [4, 1])
+    some = (slice(0, 1), slice(None), slice(2, 4))
+    assert op.get_native_slices(DType.F4, [2, 3, 4], some) == (*some[:2], slice(1, 2, 1))
+    assert op.get_native_slices(DType.F32, [2, 3, 4], some) == some
+    for bad in (slice(1, 3), slice(0, 4, 2), 1):
+        with pytest.raises(ValueError, match="F4"):
+            op.get_native_slices(DType.F4, [2, 4], (slice(0, 1), bad))
+    if not torch.cuda.is_available():
+        assert op.get_device_name(0) == ""
+        with pytest.raises(RuntimeError):
+            op.mmap_file_pinned("/proc/self/exe", 16, 8)
+
+
+def test_the_stop_watch_of_05():
+    from fastsafetensors.parallel_loader import TimingContext, parse_time
+
+    said = []
+    with TimingContext("load", said.append, batch_id=3) as watch:
+        pass
+    assert said == [f"Batch 3: load took {watch.elapsed_ms:.3f} ms"]
+    with TimingContext("load", said.append, threshold_ms=1e6):
+        pass
+    with TimingContext("load", said.append, log_on_exit=False):
+        pass
+    with pytest.raises(KeyError), TimingContext("bad", said.append):
+        raise KeyError
+    assert len(said) == 2 and said[1].startswith("bad took ")
+    assert parse_time(1.5) == "1970-01-01 00:00:01.500"
+
+
+def test_structs_of_capsules():
+    """A capsule of ours read by 0.5's ctypes."""
+    import ctypes
+
+    memory = (ctypes.c_float * 6)(*range(6))
+    capsule = from_cuda_buffer(ctypes.addressof(memory), [2, 3], [3, 1], DType.F32,
+                               Device.from_str("cpu"), memory)
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = DLManagedTensor.from_address(get(capsule, b"dltensor")).dl_tensor
+    assert (tensor.ndim, tensor.shape[:2], tensor.strides[:2]) == (2, [2, 3], [3, 1])
+    assert tensor.data + tensor.byte_offset == ctypes.addressof(memory)
+    assert (tensor.dtype.type_code, tensor.dtype.bits, tensor.device.device_type) == (2, 32, 1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from .._core import dlpack_at
@@ -11,6 +12,46 @@ from .st_types import Device, DeviceType, DType
 # Device kinds of DLPack: https://dmlc.github.io/dlpack/latest/c_api.html
 _KINDS = {DeviceType.CPU: 1, DeviceType.CUDA: 2, DeviceType.GPU: 2}
 _ROCM = 10
+
+
+
+# ---- the C structs, for programs that read capsules by themselves ----
+
+
+class DLDevice(ctypes.Structure):
+    """Where memory is."""
+
+    _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int))
+
+
+class c_DLDataType(ctypes.Structure):  # noqa: N801 - the name that programs know
+    """What elements are."""
+
+    _fields_ = (("type_code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class DLTensor(ctypes.Structure):
+    """Memory as a tensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", DLDevice),
+        ("ndim", ctypes.c_int),
+        ("dtype", c_DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class DLManagedTensor(ctypes.Structure):
+    """A tensor and who lets go of it."""
+
+    _fields_ = (
+        ("dl_tensor", DLTensor),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+    )
 
 
 def from_cuda_buffer(

@@ -27,13 +27,16 @@ from .copier.registry import is_built_in
 from .file_buffer import FilesBufferOnDevice, LoadedFile
 from .frameworks import get_framework_op
 from .loader import BaseSafeTensorsFileLoader, _GroupLoader
+from .stop_watch import TimingContext, parse_time
 
 __all__ = [
     "BudgetInfeasibleError",
     "FileBatch",
     "ParallelLoader",
     "PipelineParallel",
+    "TimingContext",
     "enable_tqdm",
+    "parse_time",
 ]
 
 _TITLE = "Loading fastsafetensors checkpoint shards"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -247,6 +248,66 @@ class FrameworkOpBase(ABC):
     def support_fp8(self) -> bool:
         """Tell whether there are 8-bit floats."""
         return False
+
+    def broadcast_contiguous_run(
+        self, pg: ProcessGroupBase, source_tensors: list[TensorBase], frames: list[Any],
+        src_rank: int, device: Device,
+    ) -> list[TensorBase] | None:
+        """Broadcast tensors of one rank in one collective; None where a framework can't.
+
+        source_tensors: the rank's own, looked at there alone; frames say dtype and shape. The
+        tensors are on the group's device.
+        """
+        owned = list(source_tensors) if pg.rank() == src_rank else None
+        wait = self.begin_broadcast_run(pg, owned, frames, src_rank)
+        return None if wait is None else wait()
+
+    def get_runtime_lib_dirs(self) -> list[str]:
+        """Return folders of libraries that come with the framework."""
+        return []
+
+    def get_global_rank(self) -> int:
+        """Return this process's rank among all; 0 alone."""
+        return 0
+
+    def get_device_name(self, index: int) -> str:
+        """Return what a GPU is called; "" where there is none."""
+        return ""
+
+    def as_workaround_dtype(self, dtype: DType) -> DType:
+        """Return a dtype of the same size that every backend knows: small floats as bytes."""
+        if dtype in (DType.F4, DType.F8_E8M0):
+            return DType.U8
+        return DType.I8 if dtype.value.startswith("F8") else dtype
+
+    def get_storage_shape(
+        self, dtype: DType, shape: list[int], strides: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Return the shape and strides of what holds a tensor: bytes, of packed elements."""
+        if dtype is not DType.F4:
+            return shape, strides
+        return [math.prod(shape) // 2], [1]
+
+    def get_native_slices(
+        self, dtype: DType, st_shape: list[int], slices: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Return slices of the format's shape as those of the framework's, which counts pairs.
+
+        ValueError for those that cut a pair in two.
+        """
+        if dtype is not DType.F4 or len(slices) < len(st_shape) or not slices:
+            return slices
+        last = slices[-1]
+        if not isinstance(last, slice):
+            raise ValueError(f"{dtype.value}: {last!r} is one element of a pair")
+        begin, end, step = last.indices(st_shape[-1])
+        if step != 1 or begin % 2 or end % 2:
+            raise ValueError(f"{dtype.value}: {slices!r} cuts pairs of elements in two")
+        return (*slices[:-1], slice(begin // 2, end // 2, 1))
+
+    def mmap_file_pinned(self, filename: str, length: int, offset: int) -> TensorBase:
+        """Return bytes of a file in memory that is locked for GPUs."""
+        raise NotImplementedError(f"{self.get_name()} locks no memory here")
 
     # ---- for readers of one's own, which fill a buffer and make tensors of it ----
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -311,6 +312,33 @@ class TorchOp(FrameworkOpBase):
         """Tell whether shape and values are equal."""
         return bool(torch.all(torch.eq(real, wrapped.get_raw())))
 
+    def get_runtime_lib_dirs(self) -> list[str]:
+        """Return the folder of torch's libraries."""
+        return [os.path.join(os.path.dirname(torch.__file__), "lib")]
+
+    def get_global_rank(self) -> int:
+        """Return this process's rank in torch.distributed; 0 without."""
+        import torch.distributed as dist
+
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+    def get_device_name(self, index: int) -> str:
+        """Return what torch calls a GPU; "" where there is none."""
+        return torch.cuda.get_device_name(index) if torch.cuda.is_available() else ""
+
+    def mmap_file_pinned(self, filename: str, length: int, offset: int) -> TorchTensor:
+        """Read bytes of a file into locked memory; RuntimeError without a GPU."""
+        real = torch.empty(length, dtype=torch.uint8, pin_memory=True)
+        with open(filename, "rb", buffering=0) as file:
+            file.seek(offset)
+            view, done = memoryview(real.numpy()), 0
+            while done < length:
+                count = file.readinto(view[done:])
+                if not count:
+                    raise OSError(f"{filename}: {length} bytes from {offset} on are not there")
+                done += count
+        return self.wrap_tensor(real)
+
     def begin_broadcast_run(
         self, pg: ProcessGroupBase, owned: list[TensorBase] | None, frames: list[Any], src: int
     ) -> Callable[[], list[TensorBase]] | None:
@@ -388,3 +416,10 @@ class TorchOp(FrameworkOpBase):
 def make() -> TorchOp:
     """Return the adapter."""
     return TorchOp()
+
+
+def get_framework_op() -> FrameworkOpBase:
+    """Return the one adapter of torch."""
+    from . import get_framework_op as find
+
+    return find("pytorch")

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0.5's stop watch, for programs that time with it."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger("fastsafetensors.parallel_loader")
+
+
+def parse_time(timestamp_ms: float) -> str:
+    """Return a moment as "2026-01-31 12:00:00.000", in UTC. Its unit is seconds, as 0.5 has it."""
+    moment = datetime.datetime.fromtimestamp(timestamp_ms, datetime.timezone.utc)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+
+
+class TimingContext:
+    """Times a block: `elapsed_ms` afterwards, and a line to the logger.
+
+    logger: called with the line; None: the package's own, at INFO. batch_id begins the line. Blocks
+    shorter than threshold_ms are not told of.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        logger: Callable[[str], object] | None = None,
+        batch_id: int | None = None,
+        threshold_ms: float = 0,
+        log_on_exit: bool = True,
+    ) -> None:
+        """Keep the settings; nothing is timed yet."""
+        self.name = name
+        self.logger = logger
+        self.batch_id = batch_id
+        self.threshold_ms = threshold_ms
+        self.log_on_exit = log_on_exit
+        self.start_time: float | None = None
+        self.elapsed_ms: float = 0
+
+    def __enter__(self) -> TimingContext:
+        """Begin."""
+        self.start_time = time.time()
+        return self
+
+    def __exit__(self, exc_type: object, exc_val: object, exc_tb: object) -> None:
+        """End; an exception goes on."""
+        self.elapsed_ms = (time.time() - (self.start_time or 0)) * 1000
+        if not self.log_on_exit or self.elapsed_ms < self.threshold_ms:
+            return
+        batch = "" if self.batch_id is None else f"Batch {self.batch_id}: "
+        (self.logger or _log.info)(f"{batch}{self.name} took {self.elapsed_ms:.3f} ms")
