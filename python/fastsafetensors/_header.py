@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ._core import Model
 from ._core import edit_header as _edit_header
 from ._errors import serialization_error, unknown_tensor
 from ._types import Path, Paths
