@@ -37,6 +37,11 @@ def verifying(verify: Verify = True) -> Iterator[None]:
 
     Returns:
         A context manager.
+
+    Raises:
+        SafetensorError: from what is opened or loaded within: bytes that differ (its tag is
+            DigestMismatch), or a damaged manifest.
+        FileNotFoundError: from what is opened within: no manifest.
     """
     before = _chosen.set(verify)
     try:

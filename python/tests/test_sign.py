@@ -122,7 +122,6 @@ def model_signing(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
 def test_both_ways_with_model_signing(curve: str, folder: pathlib.Path, tmp_path: pathlib.Path,
                                       model_signing: str) -> None:

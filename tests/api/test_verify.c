@@ -430,6 +430,46 @@ TEST(a_child_verifies_for_itself)
     CHECK_INT(code, 0);
 }
 
+TEST(a_manifest_counts_when_it_is_signed)
+{
+    const char *path = make_listed("chain", FST_DIGEST_SHA256, 0);
+    fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
+    fst_open_options options = FST_STRUCT_INIT(fst_open_options);
+    char key[3000], public_key[3000], bundle[3000], folder[2000], command[16384];
+    fst_model *model;
+    fst_error error = {0};
+    CHECK(path != NULL);
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
+    snprintf(key, sizeof key, "%s/chain.key", folder);
+    snprintf(public_key, sizeof public_key, "%s/chain.pub", folder);
+    snprintf(bundle, sizeof bundle, "%s/chain.sig", folder);
+    snprintf(command, sizeof command,
+             "openssl ecparam -name prime256v1 -genkey -noout -out '%s' 2>/dev/null && "
+             "openssl ec -in '%s' -pubout -out '%s' 2>/dev/null",
+             key, key, public_key);
+    if (system(command) != 0) SKIP("no openssl command that makes keys");
+    files.folder = folder;
+    files.bundle = bundle;
+    files.key = key;
+    CHECK_INT(fst_bundle_sign(&files, NULL, &error), FST_OK);
+    options.flags = FST_OPEN_VERIFY;
+    options.signature = bundle;
+    CHECK_INT(fst_model_open(path, &options, &model, &error), FST_E_ARGUMENT);
+    options.public_key = public_key;
+    CHECK_INT(fst_model_open(path, &options, &model, &error), FST_OK);
+    fst_model_close(model);
+    // Another manifest of the same bytes is not the one that was signed, and XXH3 secures nothing.
+    CHECK(make_listed("chain", FST_DIGEST_BLAKE3, 0) != NULL);
+    CHECK_INT(fst_model_open(path, &options, &model, &error), FST_E_SIGNATURE);
+    CHECK_CONTAINS(error.message, "not of this manifest");
+    CHECK(make_listed("chain", FST_DIGEST_XXH3_128, 0) != NULL);
+    CHECK_INT(fst_model_open(path, &options, &model, &error), FST_E_SIGNATURE);
+    CHECK_CONTAINS(error.message, "xxh3-128");
+    files.key = public_key;
+    CHECK_INT(fst_bundle_check(&files, NULL, NULL, NULL, &error), FST_E_DIGEST);
+    CHECK_INT(fst_bundle_check(NULL, NULL, NULL, NULL, &error), FST_E_ARGUMENT);
+}
+
 TEST(arguments_are_checked)
 {
     fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
