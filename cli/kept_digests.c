@@ -24,7 +24,7 @@ static bool follow_tensor(kept_digests *digests, fst_metadata_entry *entry) {
     if (tensor->name_size == name_size && memcmp(tensor->name, name, name_size) == 0) return true;
     char *key = calloc(prefix + tensor->name_size + 1, 1);
     if (key == NULL) return false;
-    memcpy(key, TENSOR_KEY, prefix);
+    memcpy(key, TENSOR_KEY, sizeof TENSOR_KEY);
     memcpy(key + prefix, tensor->name, tensor->name_size);
     entry->key = digests->keys[digests->key_count++] = key;
     entry->key_size = prefix + tensor->name_size;

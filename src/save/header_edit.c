@@ -105,7 +105,7 @@ static fst_status rename_digests(header_edit *edit, fst_error *error) {
     for (size_t i = 0; i < edit->metadata_count; i++) {
         const fst_save_tensor *tensor = renamed_by_key(edit, &edit->metadata[i]);
         if (tensor == NULL) continue;
-        memcpy(key, DIGEST_KEY, prefix);
+        memcpy(key, DIGEST_KEY, sizeof DIGEST_KEY);
         memcpy(key + prefix, tensor->name, tensor->name_size);
         edit->metadata[i].key = key;
         edit->metadata[i].key_size = prefix + tensor->name_size;
