@@ -127,7 +127,7 @@ def test_safetensors(version):
     ours = _described(sys.executable, f"'safetensors', {list(theirs)}",
                       "import fastsafetensors.compat; fastsafetensors.compat.install()")
     unused, count = _check(theirs, ours, surface_differences.SAFETENSORS)
-    assert count > 30 and (unused == [] or version == "0.8.0")  # names of 0.9
+    assert count > 20 and (unused == [] or version == "0.8.0")  # names of 0.9
 
 
 def test_the_script_sees_differences():
