@@ -134,6 +134,26 @@ FST_API FST_NODISCARD fst_status fst_model_tensor_info(const fst_model *model, s
 FST_API FST_NODISCARD fst_status fst_model_find(const fst_model *model, const char *name,
                                                 size_t name_size, size_t *index, fst_error *error);
 
+/// A part of a tensor, and where it is to go.
+typedef struct fst_part {
+    size_t struct_size;          ///< sizeof(fst_part)
+    size_t index;                ///< the tensor
+    const uint64_t *begin, *end; ///< first element and the one behind the last, by dimension
+    void *target;                ///< the part in C order, packed
+    uint64_t target_bytes;       ///< its size: the part's
+} fst_part;
+
+/// The most bytes that lie between the first and the last byte of what fst_part_copy() copies.
+#define FST_PART_BYTES_MAX 262144
+
+/// Copies a small part of a tensor on the calling thread, for less than a load costs, where nothing
+/// is to be waited for. *copied is 0, and the target untouched, where that is not so (the page
+/// cache does not have it, or does not tell), where the part is spread over more than
+/// FST_PART_BYTES_MAX, where its elements are no whole bytes, and where the model is held against a
+/// manifest: load it then. FST_E_ARGUMENT for a part beyond the shape, or a target of another size.
+FST_API FST_NODISCARD fst_status fst_part_copy(const fst_model *model, const fst_part *part,
+                                               int *copied, fst_error *error);
+
 /// Describes file `index`.
 FST_API FST_NODISCARD fst_status fst_model_file_info(const fst_model *model, size_t index,
                                                      fst_file_info *out, fst_error *error);

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-import math
+import operator
 import os
 import re
 from collections.abc import Iterator
@@ -35,8 +35,6 @@ _FRAMEWORKS = {
 }
 _DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?")
 _BACKENDS = {"mmap": "auto", "pread": "load"}
-# Parts of a tensor that are no larger are copied out of a view.
-_SMALL_BYTES = 256 << 10
 
 
 def check_device(device: Any) -> Any:
@@ -129,10 +127,10 @@ class safe_open:  # noqa: N801 - the name that programs know
             from ._gpu import load_options
 
             self._options.update(load_options(self._device))
-        self._views: dict[int, Any] = {}  # of tensors that small parts were taken of
-        # What is to be verified comes by loads alone.
-        self._has_views = not verify and "device" not in self._options and name in (
-            "torch", "numpy")
+        # Small parts are copied on the CPU, where no way to read was asked for.
+        copies = cache == "auto" and "device" not in self._options
+        copies = copies and self._options["mode"] != "load"
+        self._from_bytes = getattr(self._adapter, "from_bytes", None) if copies else None
         self._model = open_files(filename, verify)
         self._ahead = ReadAhead(self._model, self._options)
 
@@ -147,7 +145,6 @@ class safe_open:  # noqa: N801 - the name that programs know
         trace: TracebackType | None,
     ) -> None:
         """Close the files; after Ctrl-C without waiting for reads that are in flight."""
-        self._views.clear()
         self._ahead.close(waits=kind is None or issubclass(kind, Exception))
         self._model.close()
 
@@ -158,7 +155,6 @@ class safe_open:  # noqa: N801 - the name that programs know
 
     def close(self) -> None:
         """Close the files; tensors stay valid, and closing twice is fine."""
-        self._views.clear()
         self._ahead.close()
         self._model.close()
 
@@ -378,28 +374,17 @@ class TensorSlice:
         """Return the format's name of the dtype, e.g. "BF16"."""
         return self._dtype
 
-    def _is_small(self, plan: SlicePlan) -> bool:
-        """Whether a part of the file's view costs less than a load, which plans, maps and waits."""
-        options = self._file._options
-        if options["mode"] == "load" or options["cache"] != "auto" or not self._file._has_views:
-            return False
-        spans = zip(plan.begin, plan.end, strict=True)
-        wanted = math.prod(end - begin for begin, end in spans)
-        return wanted * self._nbytes <= _SMALL_BYTES * math.prod(self._shape)
-
-    def _cut(self, plan: SlicePlan) -> Any:
-        """Copy a part out of the file's view: its pages come as they are touched."""
+    def _copy(self, plan: SlicePlan) -> Any:
+        """Copy a small part that the page cache has: that costs less than a load. Else None."""
         file = self._file
-        file._model.file_count  # noqa: B018 - an error once closed
-        view = file._views.get(self._index)
-        if view is None:
-            with OpenLoad(file._model, [self._name], mode="map") as loader:
-                view = file._views[self._index] = file._adapter.make_item(loader, 0)
-        spans = zip(plan.begin, plan.end, strict=True)
-        part = view[tuple(slice(begin, end) for begin, end in spans)]
-        if plan.rest is not None:
-            part = part[plan.rest]
-        return file._place(part.clone() if file._is_torch else part.copy())
+        if file._from_bytes is None:
+            return None
+        data = file._model.copy_part(self._index, plan.begin, plan.end)
+        if data is None:
+            return None
+        shape = tuple(map(operator.sub, plan.end, plan.begin))
+        part = file._from_bytes(data, self._dtype, shape)
+        return None if part is None else file._place(part)
 
     def _check_packed(self, parts: tuple[Any, ...]) -> None:
         """Refuse what would cut elements that share bytes: anything but rows of torch's pairs."""
@@ -427,9 +412,9 @@ class TensorSlice:
         if plan.rest is None and list(plan.end) == list(self._shape) and not any(plan.begin):
             return self._file._take(self._index, self._name)
         try:
-            if self._is_small(plan):
-                return self._cut(plan)
-            result = self._file._read((self._name, plan.begin, plan.end))
+            result = self._copy(plan)
+            if result is None:
+                result = self._file._read((self._name, plan.begin, plan.end))
         except ValueError:  # millions of pieces: cheaper read whole
             return self._file._take(self._index, self._name)[key]
         return result[plan.rest] if plan.rest is not None else result

@@ -107,6 +107,12 @@ def wrap(tensor: Tensor) -> Any:
     return data.view(target).reshape(shape)
 
 
+def from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Any | None:
+    """Return a tensor of `data`, which it keeps; None where torch has no such dtype."""
+    target = torch_dtype(dtype)
+    return None if target is None else _torch.frombuffer(data, dtype=target).reshape(shape)
+
+
 def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
     """All tensors of a load as {name: torch tensor} on `device`, to which it may have gone."""
     tensors: dict[str, Any] = loader.export(_import_capsule, wrap, capsule_mask())

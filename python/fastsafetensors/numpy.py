@@ -90,6 +90,21 @@ def wrap(tensor: Tensor) -> Any:
     return array.view(dtype)
 
 
+@cache
+def _own_dtype(dtype: str) -> Any | None:
+    """Return the dtype that arrays of the format's `dtype` have; None where there is none here."""
+    try:
+        return _ml_dtype(_ML_NAMES[dtype]) if dtype in _ML_NAMES else _np.dtype(WORDS[dtype])
+    except (ImportError, KeyError):
+        return None
+
+
+def from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Any | None:
+    """Return an array of `data`, which it keeps; None where numpy has no such dtype."""
+    own = _own_dtype(dtype)
+    return None if own is None else _np.frombuffer(data, own).reshape(shape)
+
+
 def export(loader: Any) -> dict[str, Any]:
     """All tensors of a load as {name: numpy array}."""
     tensors: dict[str, Any] = loader.export(wrap, wrap, 0)

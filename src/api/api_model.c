@@ -103,6 +103,23 @@ fst_status fst_model_find(const fst_model *model, const char *name, size_t name_
     return fsti_model_find(model, name, name_size, index, error);
 }
 
+fst_status fst_part_copy(const fst_model *model, const fst_part *part, int *copied,
+                         fst_error *error) {
+    fst_part known = {.struct_size = sizeof known};
+    API_REQUIRE(model != NULL && part != NULL && copied != NULL, error,
+                "model, part or copied is NULL");
+    *copied = 0;
+    FST_TRY(fsti_api_copy_struct(&known, sizeof known, part, part->struct_size, error));
+    API_REQUIRE(known.index < fsti_model_entry_count(model), error, "tensor index %zu of %zu",
+                known.index, fsti_model_tensor_count(model));
+    API_REQUIRE(known.target != NULL, error, "target is NULL");
+    fst_tensor_info info = {0};
+    fsti_model_tensor_info(model, known.index, &info);
+    API_REQUIRE(info.rank == 0 || (known.begin != NULL && known.end != NULL), error,
+                "begin or end is NULL");
+    return fsti_part_copy(model, &known, copied, error);
+}
+
 fst_status fst_model_file_info(const fst_model *model, size_t index, fst_file_info *out,
                                fst_error *error) {
     API_REQUIRE(model != NULL && out != NULL, error, "model or out is NULL");

@@ -160,6 +160,11 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
 void fsti_model_unref(fst_model *model);
 size_t fsti_model_tensor_count(const fst_model *model);
 /// With fillers: what indexes are below.
+/// A tensor of more dimensions is loaded.
+#define FSTI_PART_RANK_MAX 8
+/// As fst_part_copy(); the index is in range.
+fst_status fsti_part_copy(const fst_model *model, const fst_part *part, int *copied,
+                          fst_error *error);
 size_t fsti_model_entry_count(const fst_model *model);
 size_t fsti_model_file_count(const fst_model *model);
 /// `index` is in range.
