@@ -96,3 +96,12 @@ def test_a_row_costs_a_row(tmp_path, torch):
         assert _cached_bytes(path) < 48 << 20
     os.close(descriptor)
 
+
+def test_small_parts_under_fake_tensors(path, torch):
+    """As whole tensors: what is read is real."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with open(path, "rb") as file:
+        file.read()
+    with FakeTensorMode(), safe_open(path, "pt") as f:
+        assert f.get_slice("small")[1:3].shape == (2, 3, 5)

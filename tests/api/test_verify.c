@@ -142,8 +142,8 @@ TEST(a_flipped_bit_is_refused_by_every_way)
         CHECK_CONTAINS(error.message, "chunk 4 of the file");
         CHECK_CONTAINS(error.message, "xxh3-128");
         CHECK_CONTAINS(error.file, "flipped");
-        // The first in that chunk, of those that were read together.
-        CHECK(strcmp(error.tensor, "t5") == 0 || strcmp(error.tensor, "t6") == 0);
+        // The first in that chunk of those that were read together: t5, t6 and t7 touch it.
+        CHECK(error.tensor[0] == 't' && error.tensor[1] >= '5' && error.tensor[1] <= '7');
     }
 }
 
