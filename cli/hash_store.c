@@ -194,7 +194,8 @@ static void read_embedded(const fst_model *model, char *algorithm, size_t capaci
     fst_metadata_entry *entries = cli_model_metadata(model, &count);
     algorithm[0] = '\0';
     for (size_t i = 0; entries != NULL && i < count; i++)
-        if (entries[i].key_size == strlen(ALGORITHM_KEY) && is_digest_key(&entries[i]))
+        if (entries[i].key_size == strlen(ALGORITHM_KEY) &&
+            memcmp(entries[i].key, ALGORITHM_KEY, entries[i].key_size) == 0)
             snprintf(algorithm, capacity, "%s", entries[i].value);
     free(entries);
 }

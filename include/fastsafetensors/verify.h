@@ -56,7 +56,9 @@ typedef struct fst_manifest_options {
     /// An older manifest, or NULL. What it says of a file stands where the file still has that size
     /// and was last written to, and last changed in any other way (its ctime), before that manifest
     /// was begun: the file is not read. That trusts the file system: bytes that went bad on the
-    /// disk, or were changed behind its back, keep their times.
+    /// disk, or were changed behind its back, keep their times; and it is the file itself that is
+    /// to be given here, as its own time counts: not a copy. FST_E_ARGUMENT for one of another
+    /// digest or chunk_bytes.
     const char *keep;
 } fst_manifest_options;
 

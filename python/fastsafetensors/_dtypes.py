@@ -47,6 +47,8 @@ def dtype_word(dtype: Any) -> str | None:
     """
     if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
         return None
+    if dtype is float:  # the type: numpy's and torch's word for it; "float" is torch.float
+        return "F64"
     text = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
     text = text.rpartition(".")[2]
     for name in (text, text.upper()):

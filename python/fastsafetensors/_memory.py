@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._core import Model, error_class
+from ._verify import chosen
 
 
 def model_of_bytes(data: Any) -> Model:
@@ -23,6 +24,8 @@ def model_of_bytes(data: Any) -> Model:
         raise TypeError(
             f"argument 'data': a bytes-like object is expected, not {type(data).__name__}"
         ) from None
+    if chosen(None):
+        raise error_class()("bytes in memory have no manifest to be verified by: load the file")
     fd = os.memfd_create("safetensors")
     try:
         done = 0

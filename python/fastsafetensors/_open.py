@@ -17,7 +17,7 @@ from ._load import OpenLoad, load_from, open_load
 from ._readahead import ReadAhead
 from ._slicing import SlicePlan, plan_numpy, plan_torch
 from ._types import Paths
-from ._verify import Verify, open_files
+from ._verify import Verify, chosen, open_files
 
 # The module of this package for each name of a framework.
 _FRAMEWORKS = {
@@ -110,6 +110,7 @@ class safe_open:  # noqa: N801 - the name that programs know
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
+        verify = chosen(verify)  # for who pickles it as well
         self._opened = (filename, framework, device, backend, mode, cache, verify)
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
 # What verify= of the fronts takes: False, True for the manifest beside the model, or its path.
 Verify = bool | Path
 
-_chosen: ContextVar[Verify] = ContextVar("fastsafetensors_verify", default=False)
+# What the contexts that are open say, the latest last. Of the process: helper threads of whoever
+# loads verify as well.
+_contexts: list[tuple[object, Verify]] = []
 
 _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
@@ -30,6 +31,9 @@ def verifying(verify: Verify = True) -> Iterator[None]:
 
         with fastsafetensors.verifying():
             model = AutoModel.from_pretrained(folder)  # through this package's hooks
+
+    It counts for all threads of the process: loads that run beside it are verified, too. What has
+    no manifest is refused, bytes in memory among it.
 
     Args:
         verify: True for the manifest beside each model (none is an error), or a manifest's path;
@@ -43,16 +47,24 @@ def verifying(verify: Verify = True) -> Iterator[None]:
             DigestMismatch), or a damaged manifest.
         FileNotFoundError: from what is opened within: no manifest.
     """
-    before = _chosen.set(verify)
+    context = (object(), verify)
+    _contexts.append(context)
     try:
         yield
     finally:
-        _chosen.reset(before)
+        _contexts.remove(context)
+
+
+def chosen(verify: Verify | None) -> Verify:
+    """Return what a front's argument means: None is what verifying() says now."""
+    if verify is not None:
+        return verify
+    return _contexts[-1][1] if _contexts else False
 
 
 def open_files(paths: Paths, verify: Verify | None = None, *, lenient: bool = False) -> Model:
     """Open a model as every front does; verify: None for what verifying() says."""
-    return Model(paths, lenient, _chosen.get() if verify is None else verify)
+    return Model(paths, lenient, chosen(verify))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from ._open import TensorSlice, safe_open
+from ._verify import chosen
 
 __all__ = ["Acceleration", "accelerate_from_pretrained"]
 
@@ -73,10 +74,15 @@ def _warn(error: BaseException) -> None:
 
 
 def _try(ours: Callable[[], Any], original: Callable[[], Any]) -> Any:
-    """Do it our way; on any error the original's, with its result or its error."""
+    """Do it our way; on any error the original's, with its result or its error.
+
+    But where loads are to be verified: the original would hand out what ours has refused.
+    """
     try:
         return ours()
     except Exception as error:
+        if chosen(None):
+            raise
         result = original()
         _warn(error)
         return result

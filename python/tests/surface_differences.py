@@ -16,6 +16,8 @@ V05 = {
     "*.loaded_library": "a global of 0.5's: drivers are opened when a load needs them",
     "fastsafetensors.copier.dstorage": "DirectStorage is Windows; this package is Linux",
     "fastsafetensors.copier.example_copier": "an example; ours is in the docs and a test",
+    "*.DLManagedTensor.as_py": "a step of from_cuda_buffer, which makes capsules in C here",
+    "*.DLTensor.itemsize": "the same; STDataToDL has the bits",
     "*CopierType": "a name of type checking; any reader's name is a str",
     "*CopierConstructFunc": "a name of type checking",
     "fastsafetensors.copier.fgds.*": "constants and probes of a private NVIDIA library",

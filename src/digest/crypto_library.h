@@ -40,7 +40,6 @@
 
 /// Functions that 3 calls by other names than 1.1: (result, name, name before 3, parameters).
 #define CRYPTO_RENAMED(X)                                                                          \
-    X(int, EVP_PKEY_get_bits, EVP_PKEY_bits, (const void *key))                                    \
     X(int, EVP_PKEY_get_base_id, EVP_PKEY_base_id, (const void *key))
 
 typedef struct crypto_library {

@@ -9,6 +9,7 @@
 /// BIO_CTRL_INFO of openssl/bio.h: where the bytes of a memory BIO are.
 #define BIO_INFO 3
 #define SIGNATURE_BYTES_MAX 256u
+#define PUBLIC_BYTES_MAX 1024u
 
 struct fsti_key {
     const crypto_library *crypto;
@@ -31,14 +32,29 @@ void fsti_key_free(fsti_key *key) {
     fsti_free(key);
 }
 
-static const void *kind_of_curve(const crypto_library *crypto, const void *key) {
+/// The public key in PEM; false when it can't be had, or is larger than one of a known curve.
+static bool write_public(const crypto_library *crypto, void *key, char *out, size_t capacity) {
+    char *text = NULL;
+    void *bio = crypto->BIO_new(crypto->BIO_s_mem());
+    bool good = bio != NULL && crypto->PEM_write_bio_PUBKEY(bio, key) == 1;
+    long size = good ? crypto->BIO_ctrl(bio, BIO_INFO, 0, &text) : 0;
+    good = size > 0 && (size_t)size < capacity;
+    if (good) memcpy(out, text, (size_t)size);
+    if (good) out[size] = '\0';
+    if (bio != NULL) crypto->BIO_free(bio);
+    return good;
+}
+
+/// Curves by how their public keys begin in PEM: the object identifiers of RFC 5480, 2.1.1.1, and
+/// that the point is uncompressed. Other curves have the same numbers of bits.
+static const void *kind_of_curve(const crypto_library *crypto, void *key) {
+    char text[PUBLIC_BYTES_MAX];
     if (crypto->EVP_PKEY_get_base_id(key) != KEY_IS_EC) return NULL;
-    switch (crypto->EVP_PKEY_get_bits(key)) {
-    case 256: return crypto->EVP_sha256();
-    case 384: return crypto->EVP_sha384();
-    case 521: return crypto->EVP_sha512();
-    default: return NULL;
-    }
+    if (!write_public(crypto, key, text, sizeof text)) return NULL;
+    if (strstr(text, "\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE") != NULL) return crypto->EVP_sha256();
+    if (strstr(text, "\nMHYwEAYHKoZIzj0CAQYFK4EEACIDYgAE") != NULL) return crypto->EVP_sha384();
+    if (strstr(text, "\nMIGbMBAGByqGSM49AgEGBSuBBAAjA4GGAAQ") != NULL) return crypto->EVP_sha512();
+    return NULL;
 }
 
 fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fsti_key **out,
@@ -71,15 +87,11 @@ fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fst
 }
 
 fst_status fsti_key_hint(const fsti_key *key, char *hint, fst_error *error) {
-    const crypto_library *crypto = key->crypto;
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
-    char *text = NULL;
-    void *bio = crypto->BIO_new(crypto->BIO_s_mem());
-    bool good = bio != NULL && crypto->PEM_write_bio_PUBKEY(bio, key->key) == 1;
-    long size = good ? crypto->BIO_ctrl(bio, BIO_INFO, 0, &text) : 0;
-    good = size > 0 && fsti_digest_sha256.hash(text, (size_t)size, digest);
-    if (bio != NULL) crypto->BIO_free(bio);
-    if (!good) return fsti_error_memory(error, 1024);
+    char text[PUBLIC_BYTES_MAX];
+    if (!write_public(key->crypto, key->key, text, sizeof text) ||
+        !fsti_digest_sha256.hash(text, strlen(text), digest))
+        return fsti_error_memory(error, sizeof text);
     fsti_digest_print(digest, 32, hint);
     return FST_OK;
 }

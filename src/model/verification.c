@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a model is held against: the manifest that was given, or that lies beside it.
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -78,13 +80,38 @@ static fst_status check_seal(const char *path, const char *bytes, size_t byte_co
                           "the manifest was changed: its last line does not fit the others");
 }
 
+/// The folder that a path lies in, without links; its slash only if it is the root.
+static bool real_folder(const char *path, char *out) {
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t size = slash == NULL ? 1 : (size_t)(slash - path) + 1;
+    if (size >= sizeof folder) return false;
+    memcpy(folder, slash == NULL ? "." : path, size);
+    folder[size] = '\0';
+    return realpath(folder, out) != NULL;
+}
+
+/// The manifest's path in the folder that the bundle lies in and signs; its name alone where it
+/// does not lie there or below, as a bundle may be kept elsewhere. `text` has room for two paths.
+static const char *signed_name(const char *manifest, const char *bundle, char *text) {
+    char signed_folder[PATH_MAX];
+    const char *slash = strrchr(manifest, '/'), *name = slash == NULL ? manifest : slash + 1;
+    if (!real_folder(bundle, signed_folder) || !real_folder(manifest, text)) return name;
+    size_t prefix = strlen(signed_folder);
+    if (prefix == 1) prefix = 0; // the root, whose slash is the path's first
+    if (strncmp(text, signed_folder, prefix) != 0) return name;
+    if (text[prefix] != '/' || text[prefix + 1] == '\0') return name;
+    snprintf(text + strlen(text), PATH_MAX, "/%s", name);
+    return text + prefix + 1;
+}
+
 /// A manifest counts as signed when the bundle lists it with the digest of this very text.
 static fst_status check_signed(const model_verification *verification, const model_wish *wish,
                                const char *bytes, size_t byte_count, fst_error *error) {
     signed_bundle signed_by;
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
-    const char *slash = strrchr(verification->path, '/');
-    const char *name = slash == NULL ? verification->path : slash + 1;
+    char text[2 * PATH_MAX];
+    const char *name = signed_name(verification->path, wish->signature, text);
     bool found = false;
     FST_TRY(fsti_signed_bundle_open(wish->signature, wish->public_key, &signed_by, error));
     bool hashed = fsti_digest_sha256.hash(bytes, byte_count, digest);

@@ -48,10 +48,17 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     bool matters = is_view || pipeline->job.clears_cache ||
                    fsti_route_engine(route, true) != fsti_route_engine(route, false);
     if (matters) {
-        uint64_t total, resident;
-        resident = sample_residency(pipeline->job.files[file_index], chunk, &total);
+        uint64_t total = chunk->end - chunk->begin, resident = 0;
+        fsti_file *file = pipeline->job.files[file_index];
+        // A cache that is to be left alone is looked at whole: a page that is missing after all
+        // would be brought in, with what the kernel reads around it.
+        if (!pipeline->job.clears_cache)
+            resident = sample_residency(file, chunk, &total);
+        else if (!fsti_file_resident(file, chunk->begin, chunk->end, &resident))
+            resident = 0;
         // A view's missing pages come one by one; to bring in what is there costs nothing.
-        state->is_resident = is_view ? resident == total : 2 * resident >= total;
+        bool is_exact = is_view || pipeline->job.clears_cache;
+        state->is_resident = is_exact ? resident == total : 2 * resident >= total;
     }
     state->queue =
         !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;

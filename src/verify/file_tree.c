@@ -14,6 +14,8 @@
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
 #define DEPTH_MAX 64u
+/// Links to folders can make a small tree an endless one.
+#define FOLDER_COUNT_MAX (1u << 16)
 #define PIECE_BYTES ((size_t)1 << 20)
 #define THREADS_MAX 16u
 
@@ -49,7 +51,7 @@ typedef struct tree_walk {
     file_tree *tree;
     tree_ignores ignores;
     const void *context;
-    unsigned depth;
+    unsigned depth, folder_count;
 } tree_walk;
 
 static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *error);
@@ -88,6 +90,9 @@ static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *er
     DIR *directory = opendir(path);
     fst_status status = FST_OK;
     if (directory == NULL) status = fsti_error_errno(error, errno, path, "opening the folder");
+    if (++walk->folder_count > FOLDER_COUNT_MAX)
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "more than %u folders",
+                                FOLDER_COUNT_MAX);
     if (++walk->depth > DEPTH_MAX)
         status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "folders nest too deeply");
     while (status == FST_OK) {

@@ -15,6 +15,8 @@ typedef struct folder_files {
 /// *out is to be cleared also after an error.
 fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error);
 void fsti_folder_files_clear(folder_files *files);
+/// Whether a name is a model file's.
+bool fsti_verify_is_model(const char *name);
 /// folder + name, from fsti_alloc.
 char *fsti_folder_join(const folder_files *files, const char *name);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A folder held against a manifest: all of it is read, and everything that differs is told.
 #include <string.h>
+#include <sys/stat.h>
 
 #include "folder_files.h"
 #include "format/format.h"
@@ -79,8 +80,33 @@ static fst_status open_all(check_job *job, fst_error *error) {
     return FST_OK;
 }
 
-static fst_status check_all(check_job *job, fst_manifest_stats *stats, fst_error *error) {
+/// Tells of model files at the path that the manifest does not list: nothing was said of these.
+static fst_status tell_unlisted(check_job *job, const char *path, fst_error *error) {
+    folder_files there = {0};
+    struct stat info;
+    if (stat(path, &info) != 0) return FST_OK; // of a file that is listed that will be told
+    fst_status status = fsti_folder_files(path, &there, error);
+    // A folder that is no model is held against a manifest by what that lists.
+    if (S_ISDIR(info.st_mode) && status != FST_E_NO_MEMORY) status = FST_OK;
+    for (size_t i = 0; i < there.count && status == FST_OK; i++) {
+        const fsti_manifest_file *listed;
+        fst_error difference;
+        bool is_model = fsti_verify_is_model(there.names[i]) || there.is_single;
+        char *full = is_model ? fsti_folder_join(&there, there.names[i]) : NULL;
+        if (is_model && full == NULL) status = fsti_error_memory(error, strlen(path));
+        if (full != NULL &&
+            fsti_verification_find(job->verification, full, &listed, &difference) != FST_OK)
+            tell(job, &difference);
+        fsti_free(full);
+    }
+    fsti_folder_files_clear(&there);
+    return status;
+}
+
+static fst_status check_all(check_job *job, const char *path, fst_manifest_stats *stats,
+                            fst_error *error) {
     const fsti_manifest *manifest = &job->verification->manifest;
+    FST_TRY(tell_unlisted(job, path, error));
     FST_TRY(open_all(job, error));
     fsti_scan scan = {.files = job->scans,
                       .file_count = manifest->file_count,
@@ -104,7 +130,7 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
     model_wish wish = {.flags = FST_OPEN_VERIFY, .manifest = manifest};
     FST_TRY(fsti_verification_open(path, &wish, &job.verification, error));
     pthread_mutex_init(&job.lock, NULL);
-    fst_status status = check_all(&job, stats, error);
+    fst_status status = check_all(&job, path, stats, error);
     for (size_t i = 0; job.scans != NULL && i < job.verification->manifest.file_count; i++)
         fsti_file_unref(job.scans[i].file);
     fsti_free(job.scans);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Making a manifest: files are opened, their headers read, every chunk digested by several
 /// threads.
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -57,7 +58,7 @@ static bool is_before(const struct timespec *time, const struct timespec *limit)
     return time->tv_sec + STAMP_SECONDS < limit->tv_sec;
 }
 
-/// Reads the manifest whose digests may stand, if they are of the same kind.
+/// Reads the manifest whose digests may stand; it has to be of the same kind.
 static fst_status read_old(manifest_job *job, fst_error *error) {
     struct stat info;
     const char *path = job->options->keep;
@@ -65,15 +66,22 @@ static fst_status read_old(manifest_job *job, fst_error *error) {
     model_verification *old;
     model_wish wish = {.manifest = path};
     FST_TRY(fsti_verification_open(path, &wish, &old, error));
-    bool same = old->manifest.kind == job->kind && old->manifest.chunk_bytes == job->chunk_bytes &&
-                stat(path, &info) == 0;
-    if (same) {
+    bool same = old->manifest.kind == job->kind && old->manifest.chunk_bytes == job->chunk_bytes;
+    fsti_error_place place = {.file = path};
+    fst_status status = FST_OK;
+    if (!same)
+        status = fsti_error_set(error, FST_E_ARGUMENT, place,
+                                "its digests are %s of %u bytes: ask for the same, or keep nothing",
+                                old->manifest.kind->name, old->manifest.chunk_bytes);
+    else if (stat(path, &info) != 0)
+        status = fsti_error_errno(error, errno, path, "looking at the manifest");
+    if (status == FST_OK) {
         job->old = old->manifest;
         old->manifest = (fsti_manifest){0};
         job->old_begun = info.st_mtim;
     }
     fsti_verification_close(old);
-    return FST_OK;
+    return status;
 }
 
 /// Whether the old manifest's word for a file stands; then it is the file's row.
@@ -90,7 +98,7 @@ static bool keep_file(const manifest_job *job, size_t index, const struct stat *
     return true;
 }
 
-static bool is_safetensors(const char *name) {
+bool fsti_verify_is_model(const char *name) {
     static const char ending[] = ".safetensors";
     size_t size = strlen(name), ending_size = sizeof ending - 1;
     return size >= ending_size && strcmp(name + size - ending_size, ending) == 0;
@@ -131,7 +139,8 @@ static fst_status open_file(manifest_job *job, size_t index, fst_manifest_stats 
     FST_TRY(fsti_file_open(made->path, &made->file, error));
     *row = (fsti_manifest_file){
         .name = name, .name_size = strlen(name), .size_bytes = fsti_file_size(made->file)};
-    if (is_safetensors(name) || job->list.is_single) FST_TRY(read_header(made, row, job, error));
+    if (fsti_verify_is_model(name) || job->list.is_single)
+        FST_TRY(read_header(made, row, job, error));
     uint64_t count = fsti_digest_chunk_count(row->size_bytes, job->chunk_bytes);
     made->chunks = fsti_alloc_zeroed((size_t)count + 1, job->kind->digest_bytes);
     if (made->chunks == NULL) return fsti_error_memory(error, count * job->kind->digest_bytes);

@@ -392,9 +392,24 @@ TEST(digests_of_old_stand_for_files_that_nobody_touched)
     CHECK_INT(fst_model_open(path, &opening, &model, &error), FST_OK);
     fst_model_close(model);
     options.digest = FST_DIGEST_SHA256; // digests of another kind are no help
-    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_OK);
-    CHECK_INT(stats.files_kept, 0);
-    CHECK_INT(stats.bytes_hashed, size_of(path));
+    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "blake3 of 1048576 bytes");
+}
+
+TEST(a_file_that_is_not_listed_is_a_difference)
+{
+    const char *path = make_listed("listed", FST_DIGEST_XXH3_128, 0);
+    char other[4096], manifest[4200];
+    fst_error error;
+    int count = 0;
+    CHECK(path != NULL);
+    snprintf(other, sizeof other, "%s-other", path);
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    CHECK_INT(link(path, other), 0);
+    CHECK_INT(fst_manifest_check(other, manifest, count_difference, &count, NULL, &error),
+              FST_E_DIGEST);
+    CHECK_CONTAINS(error.message, "lists no file of the name");
+    CHECK_INT(count, 1);
 }
 
 TEST(ways_that_cannot_be_verified_say_so)

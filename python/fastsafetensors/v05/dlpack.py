@@ -21,12 +21,22 @@ _ROCM = 10
 class DLDevice(ctypes.Structure):
     """Where memory is."""
 
+    kDLCPU, kDLCUDA, kDLROCM = 1, 2, 10  # noqa: N815 - DLPack's names
     _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int))
 
 
 class c_DLDataType(ctypes.Structure):  # noqa: N801 - the name that programs know
     """What elements are."""
 
+    # noqa below: DLPack's names, as 0.5 has them. STDataToDL: (type_code, bits, lanes).
+    kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLBool = 0, 1, 2, 4, 6  # noqa: N815
+    STDataToDL = {  # noqa: N815, RUF012
+        DType.BOOL: (6, 8, 1),
+        **{DType(f"I{bits}"): (0, bits, 1) for bits in (8, 16, 32, 64)},
+        **{DType(f"U{bits}"): (1, bits, 1) for bits in (8, 16, 32, 64)},
+        **{DType(f"F{bits}"): (2, bits, 1) for bits in (16, 32, 64)},
+        DType.BF16: (4, 16, 1), DType.F8_E8M0: (1, 8, 1), DType.F4: (1, 8, 1),
+    }
     _fields_ = (("type_code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
