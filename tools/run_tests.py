@@ -157,7 +157,7 @@ def python_suite(everything: bool) -> Counter[str]:
 def tracked(*patterns: str) -> list[str]:
     """Files of the tree by pattern, built and hidden ones left out."""
     found = [p for pattern in patterns for p in ROOT.rglob(pattern)]
-    hidden = (".venv", "build", "dist", ".git")
+    hidden = (".venv", "build", "dist", ".git", "third_party")
     return sorted(str(p.relative_to(ROOT)) for p in found
                   if p.relative_to(ROOT).parts[0] not in hidden)
 

@@ -39,8 +39,7 @@
     X(void, ERR_clear_error, (void))
 
 /// Functions that 3 calls by other names than 1.1: (result, name, name before 3, parameters).
-#define CRYPTO_RENAMED(X)                                                                          \
-    X(int, EVP_PKEY_get_base_id, EVP_PKEY_base_id, (const void *key))
+#define CRYPTO_RENAMED(X) X(int, EVP_PKEY_get_base_id, EVP_PKEY_base_id, (const void *key))
 
 typedef struct crypto_library {
 #define CRYPTO_FIELD(result, name, parameters) result(*name) parameters;

@@ -148,7 +148,10 @@ fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
 }
 
 bool fsti_device_enter_once_more(const fsti_device *device) {
-    return fsti_device_enter(device, NULL) == FST_OK || fsti_device_enter(device, NULL) == FST_OK;
+    bool entered = false;
+    for (int tries = 0; tries < 2 && !entered; tries++)
+        entered = fsti_device_enter(device, NULL) == FST_OK;
+    return entered;
 }
 
 void fsti_device_leave(const fsti_device *device) {

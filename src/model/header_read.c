@@ -58,7 +58,7 @@ static fst_status check_header(const model_file *target, const fsti_manifest_fil
                                const char *bytes, fst_error *error) {
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
     const fsti_digest_kind *kind = target->digests.kind;
-    if (!kind->hash(bytes, (size_t)listed->header_bytes, digest) ||
+    if (kind == NULL || !kind->hash(bytes, (size_t)listed->header_bytes, digest) ||
         memcmp(digest, listed->header, kind->digest_bytes) != 0)
         return refuse_digest(target->file, "its header", error);
     return FST_OK;

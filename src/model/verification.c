@@ -170,8 +170,12 @@ fst_status fsti_verification_open(const char *path, const model_wish *wish,
         status = fsti_error_memory(error, strlen(path));
     else if (wish->manifest == NULL)
         status = find_beside(path, made->folder, is_dir, &made->path, error);
-    else if ((made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest))) == NULL)
-        status = fsti_error_memory(error, strlen(wish->manifest));
+    else
+        made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest));
+    if (status == FST_OK && made->path == NULL) {
+        (void)fsti_error_memory(error, strlen(path));
+        status = FST_E_NO_MEMORY;
+    }
     if (status == FST_OK) status = read_manifest(made, wish, error);
     if (status != FST_OK) {
         fsti_verification_close(made);

@@ -59,7 +59,7 @@ static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *er
 /// An entry of the folder that `prefix` names (relative, with its slash).
 static fst_status walk_entry(tree_walk *walk, const char *prefix, const char *entry,
                              fst_error *error) {
-    struct stat info;
+    struct stat info = {0};
     char *name = join(prefix, entry, "");
     char *path = name == NULL ? NULL : join(walk->tree->folder, name, "");
     int failed = path == NULL ? 0 : lstat(path, &info);
@@ -95,7 +95,7 @@ static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *er
                                 FOLDER_COUNT_MAX);
     if (++walk->depth > DEPTH_MAX)
         status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "folders nest too deeply");
-    while (status == FST_OK) {
+    while (status == FST_OK && directory != NULL) {
         errno = 0;
         const struct dirent *entry = readdir(directory);
         if (entry == NULL && errno != 0)

@@ -107,7 +107,7 @@ static fst_status fill_files(const char *path, const model_paths *paths, folder_
     if (out->is_single) return push_name(out, path + size, error);
     FST_TRY(list_entries(out, error));
     FST_TRY(push_below(out, paths, error));
-    qsort(out->names, out->count, sizeof *out->names, compare_names);
+    if (out->count > 1) qsort(out->names, out->count, sizeof *out->names, compare_names);
     return FST_OK;
 }
 
