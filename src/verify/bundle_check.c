@@ -11,6 +11,7 @@
 typedef struct bundle_job {
     const fsti_bundle_paths *paths;
     const fsti_check_listener *listener;
+    const char *own_name; ///< the bundle's in the folder; NULL: it lies elsewhere
     signed_bundle signed_by;
     file_tree tree;
     uint64_t difference_count;
@@ -25,8 +26,7 @@ static bool is_name(const char *text, size_t size, const char *name) {
 static bool ignores_name(const void *context, const char *name) {
     const bundle_job *job = context;
     const fsti_statement *statement = &job->signed_by.statement;
-    const char *slash = strrchr(job->paths->bundle, '/');
-    if (strcmp(name, slash == NULL ? job->paths->bundle : slash + 1) == 0) return true;
+    if (job->own_name != NULL && strcmp(name, job->own_name) == 0) return true;
     for (size_t i = 0; i < statement->ignored_count; i++)
         if (is_name(statement->ignored[i], statement->ignored_size[i], name)) return true;
     return false;
@@ -102,6 +102,7 @@ fst_status fsti_bundle_check(const fsti_bundle_paths *paths, const fsti_check_li
     bundle_job job = {.paths = &full, .listener = listener};
     snprintf(place, sizeof place, "%.4000s/model.sig", paths->folder);
     if (full.bundle == NULL) full.bundle = place;
+    job.own_name = fsti_file_tree_name_inside(full.folder, full.bundle);
     FST_TRY(fsti_signed_bundle_open(full.bundle, full.key, &job.signed_by, error));
     fst_status status = compare_all(&job, error);
     stats->file_count = job.tree.count;

@@ -20,20 +20,6 @@ static bool ignores_name(const void *context, const char *name) {
     return context != NULL && strcmp(name, context) == 0;
 }
 
-/// The name that a path has in the folder itself; NULL: it lies elsewhere.
-static const char *name_inside(const char *folder, const char *path) {
-    char real_folder[PATH_MAX], real_parent[PATH_MAX], parent[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    size_t size = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
-    if (size >= sizeof parent) return NULL;
-    memcpy(parent, slash == NULL ? "." : path, size);
-    parent[size] = '\0';
-    if (realpath(folder, real_folder) == NULL || realpath(parent, real_parent) == NULL ||
-        strcmp(real_folder, real_parent) != 0)
-        return NULL;
-    return slash == NULL ? path : slash + 1;
-}
-
 static fst_status read_private_key(const char *path, fsti_key **out, fst_error *error) {
     char *text;
     size_t size;
@@ -121,8 +107,9 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
     else
         snprintf(target, sizeof target, "%.4095s", paths->bundle);
     FST_TRY(read_private_key(paths->key, &key, error));
-    fst_status status = fsti_file_tree_list(paths->folder, ignores_name,
-                                            name_inside(paths->folder, target), &tree, error);
+    fst_status status =
+        fsti_file_tree_list(paths->folder, ignores_name,
+                            fsti_file_tree_name_inside(paths->folder, target), &tree, error);
     if (status == FST_OK) status = fsti_file_tree_hash(&tree, error);
     if (status == FST_OK) status = sign_tree(&tree, paths, key, target, error);
     stats->file_count = tree.count;

@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -125,6 +126,19 @@ fst_status fsti_file_tree_list(const char *folder, tree_ignores ignores, const v
     FST_TRY(walk_folder(&walk, "", error));
     if (out->count > 1) qsort(out->files, out->count, sizeof *out->files, compare_files);
     return FST_OK;
+}
+
+const char *fsti_file_tree_name_inside(const char *folder, const char *path) {
+    char real_folder[PATH_MAX], real_parent[PATH_MAX], parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t size = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    if (size >= sizeof parent) return NULL;
+    memcpy(parent, slash == NULL ? "." : path, size);
+    parent[size] = '\0';
+    if (realpath(folder, real_folder) == NULL || realpath(parent, real_parent) == NULL ||
+        strcmp(real_folder, real_parent) != 0)
+        return NULL;
+    return slash == NULL ? path : slash + 1;
 }
 
 // ---- digesting ----

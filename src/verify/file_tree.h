@@ -30,4 +30,7 @@ fst_status fsti_file_tree_list(const char *folder, tree_ignores ignores, const v
 fst_status fsti_file_tree_hash(file_tree *tree, fst_error *error);
 void fsti_file_tree_clear(file_tree *tree);
 
+/// The name that a path has in the folder itself; NULL: it lies elsewhere.
+const char *fsti_file_tree_name_inside(const char *folder, const char *path);
+
 #endif
