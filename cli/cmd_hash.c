@@ -108,6 +108,8 @@ static int make_manifest(hash_request *request) {
         return cli_usage("hash", "--manifest is done alone: no --write, --embed or --dry-run");
     if (cli_is_input(request->path))
         return cli_usage("hash", "standard input has no name for a manifest");
+    if (request->manifest.target != NULL && cli_is_output(request->manifest.target))
+        return cli_usage("hash", "a manifest is found by its file's name: --output takes no -");
     request->manifest.algorithm = request->algorithm;
     return manifest_make(request->path, &request->manifest);
 }

@@ -19,6 +19,8 @@ static int run(const cli_command *command, char **argv) {
     int code = cli_parse(command, argv, &files, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
     if (files.key == NULL) return cli_usage("sign", "--key FILE says with which private key");
+    if (files.bundle != NULL && cli_is_output(files.bundle))
+        return cli_usage("sign", "a bundle is a file: --output takes no -");
     files.folder = operands.words[0];
     if (fst_bundle_sign(&files, &stats, &error) != FST_OK) {
         code = cli_fail(&error);

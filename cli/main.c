@@ -70,8 +70,9 @@ static int run(int argc, char **argv) {
     if (strcmp(name, "__complete") == 0) return cli_complete(argv + 2, argc - 2);
     const cli_command *command = cli_command_find(name);
     if (command != NULL) return command->run(command, argv + 1);
-    // A path alone asks what it is.
-    if (strcmp(name, "-") == 0 || (name[0] != '-' && stat(name, &info) == 0))
+    // A path alone asks what it is; one that can't be looked at is told of as such.
+    if (strcmp(name, "-") == 0 || (name[0] != '-' && stat(name, &info) == 0) ||
+        strchr(name, '/') != NULL)
         return inspect_command.run(&inspect_command, argv);
     return refuse_command(name);
 }

@@ -179,7 +179,8 @@ def test_bench(run, model):
     ["load", "--dtype", "x", "a"], ["load", "--gds", "strict", "a"],
     ["load", "--mode", "map", "--engine", "uring", "a"],
     ["load", "--engine", "pread", "--ring", "place", "a"], ["hash", "--dry-run", "a"],
-    ["hash", "--algorithm", "md5", "a"]], ids=str)
+    ["hash", "--algorithm", "md5", "a"], ["hash", "--manifest", "--output", "-", "a"],
+    ["sign", "--key", "k", "--output", "/dev/stdout", "a"]], ids=str)
 def test_wrong_usage(run, arguments):
     done = run(*arguments)
     assert done.returncode == 3
@@ -340,6 +341,8 @@ def test_words_that_are_nearly_right(run, model):
 def test_a_path_alone_is_inspected(run, model, sharded):
     for path in (model[0], sharded[0]):
         assert run(path).stdout == run("inspect", path).stdout
+    gone = run("/nonexistent/model.safetensors")
+    assert gone.returncode == 2 and "No such file" in gone.stderr
 
 
 def test_inspect_selects_sorts_and_fits(run, command, raw):

@@ -295,6 +295,8 @@ SAVES = COMMON + textwrap.dedent("""
     whole()
     fails(lambda: saver.save(tensors(5), base, metadata={"k": "1" if mine else "2"}), "metadata")
     whole()
+    fails(lambda: saver.save(tensors(5), base if mine else f"{base}-other"), "called")
+    whole()
     fails(lambda: saver.save(tensors(5), base, header_align=7 if mine else 8), "header_align",
           own=ValueError)
     whole()

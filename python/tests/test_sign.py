@@ -68,6 +68,33 @@ def test_sign_and_verify(curve: str, folder: pathlib.Path, tmp_path: pathlib.Pat
         "README.md", "below/vocabulary \u00e9.txt", "more.txt"]
 
 
+@pytest.mark.parametrize("curve", ["secp256k1", "brainpoolP384r1"])
+def test_other_curves_are_refused(
+    curve: str, folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """They have as many bits as those that model signing knows."""
+    try:
+        private, _ = make_keys(tmp_path, curve)
+    except subprocess.CalledProcessError:
+        pytest.skip(f"this openssl has no {curve}")
+    done = run("sign", "--key", private, folder)
+    assert done.returncode != 0 and "P-256" in done.stderr, done
+
+
+def test_a_file_that_is_called_like_a_bundle_elsewhere(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Only the bundle itself is no part of what is signed."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    bundle = tmp_path / "signed.sig"
+    assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
+    ask = ("verify", "--json", "--signature", bundle, "--key", public, folder)
+    assert run(*ask).returncode == 0
+    (folder / "signed.sig").write_text("unsigned")
+    answer = json.loads(run(*ask).stdout)
+    assert [row["file"] for row in answer["differences"]] == ["signed.sig"]
+
+
 def test_flipped_bits_of_a_bundle(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Every bit of payload, signature and hint that is flipped is refused."""
     private, public = make_keys(tmp_path, "prime256v1")

@@ -4,7 +4,9 @@
 import json
 import os
 import pathlib
+import pickle
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -241,3 +243,33 @@ def test_digests_are_their_libraries(model: pathlib.Path) -> None:
         sealed, _, seal = text.rpartition(b"seal ")
         assert seal.decode() == digest(sealed) + "\n"
         assert np.frombuffer(data[:8], "<u8")[0] + 8 == int(lines[2].split()[1])
+
+
+def test_verifying_holds_for_threads_pickles_and_bytes(model: pathlib.Path) -> None:
+    """Whoever opens something meanwhile, and whatever was opened."""
+    with verifying():
+        handle = pickle.dumps(safe_open(model, "pt"))
+    flip(model, 3 << 20)
+    with verifying(), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(SafetensorError, match="differs"):
+            pool.submit(fast_torch.load_file, model).result()
+        with pytest.raises(SafetensorError, match="no manifest"):
+            fast_torch.load(model.read_bytes())
+    with pickle.loads(handle) as file, pytest.raises(SafetensorError, match="differs"):
+        for name in NAMES:
+            file.get_tensor(name)
+    assert len(fast_torch.load_file(model)) == len(NAMES)
+
+
+def test_hooks_do_not_give_the_read_to_who_does_not_verify(model: pathlib.Path) -> None:
+    """The reference would hand out what was refused."""
+    reference = pytest.importorskip("safetensors.torch")
+    from fastsafetensors.integrations import accelerate_from_pretrained
+
+    flip(model, 3 << 20)
+    with accelerate_from_pretrained(), verifying():
+        with pytest.raises(SafetensorError, match="differs"):
+            reference.load_file(model)
+        os.remove(f"{model}.manifest")
+        with pytest.raises((OSError, SafetensorError)):
+            reference.load_file(model)

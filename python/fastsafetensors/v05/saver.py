@@ -415,7 +415,9 @@ class ParallelSaver:
             self._agreement.agree("a parallel save", error=error)
             raise
         self._agreement.agree(
-            "a parallel save", [f"{self.num_shards} shards, metadata {metadata}, {shard0_metadata}"]
+            "a parallel save",  # hosts may see the folder under other names
+            [f"{self.num_shards} shards called {os.path.basename(os.fspath(base))!r}",
+             f"metadata {metadata}, {shard0_metadata}"],
         )
         fill, addresses = self.fill, None
         owners: list[Any] = []
