@@ -24,7 +24,7 @@ def options_of(command: str) -> list[str]:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "-isystem":
             kept += [word, following]
-        elif word.startswith(("-I", "-D", "-U", "-W", "-std=", "-m", "-O", "-w")):
+        elif word.startswith(("-I", "-isystem", "-D", "-U", "-W", "-std=", "-m", "-O", "-w")):
             kept.append(word)
     return kept
 
