@@ -48,6 +48,11 @@ void fsti_free(void *pointer) {
     free(pointer);
 }
 
+bool fsti_ends_with(const char *text, const char *ending) {
+    size_t size = strlen(text), ending_size = strlen(ending);
+    return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
+}
+
 char *fsti_string_copy(const char *bytes, size_t size_bytes) {
     char *copy = fsti_alloc(size_bytes + 1);
     if (copy == NULL) return NULL;

@@ -67,6 +67,7 @@ void *fsti_alloc_zeroed(size_t count, size_t size_bytes);
 void *fsti_realloc(void *pointer, size_t size_bytes);
 void fsti_free(void *pointer);
 char *fsti_string_copy(const char *bytes, size_t size_bytes);
+bool fsti_ends_with(const char *text, const char *ending);
 
 /// The next `countdown` allocations succeed and all later ones fail; negative: never fail.
 void fsti_alloc_fail_after(long countdown);

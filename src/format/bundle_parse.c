@@ -158,13 +158,11 @@ void fsti_bundle_clear(fsti_bundle *bundle) {
 
 fst_status fsti_bundle_parse(char *bytes, size_t byte_count, const char *path, fsti_bundle *out,
                              fst_error *error) {
-    json_reader reader = {.start = bytes, .cursor = bytes, .end = bytes + byte_count};
-    size_t fault_at;
+    json_reader reader;
     *out = (fsti_bundle){.bytes = bytes};
     fst_status status = FST_OK;
-    if (!fsti_utf8_valid((const unsigned char *)bytes, byte_count, &fault_at))
-        status = refuse(NULL, path, "invalid UTF-8", error);
-    else if (!read_object(&reader, read_bundle, out) || !fsti_json_expect_end(&reader))
+    if (!fsti_json_begin(&reader, bytes, byte_count) || !read_object(&reader, read_bundle, out) ||
+        !fsti_json_expect_end(&reader))
         status = refuse(&reader, path, reader.fault, error);
     else if (out->payload == NULL || out->signature.bytes == NULL)
         status = refuse(NULL, path, "it has no payload, or no signature", error);

@@ -153,20 +153,10 @@ static fst_status index_failure(const index_build *build, fst_error *error) {
 fst_status fsti_index_parse(char *bytes, size_t byte_count, const char *path, uint64_t hash_key,
                             fsti_index *out, fst_error *error) {
     *out = (fsti_index){.bytes = bytes};
-    index_build build = {.index = out,
-                         .path = path,
-                         .hash_key = hash_key,
-                         .reader = {.start = bytes, .cursor = bytes, .end = bytes + byte_count}};
-    size_t fault_at;
+    index_build build = {.index = out, .path = path, .hash_key = hash_key};
     fst_status status = FST_OK;
-    // Names are decoded while reading, so UTF-8 is checked before; an index is small.
-    if (!fsti_utf8_valid((const unsigned char *)bytes, byte_count, &fault_at)) {
-        build.reader.cursor = bytes + fault_at;
-        json_fault(&build.reader, "invalid UTF-8");
+    if (!fsti_json_begin(&build.reader, bytes, byte_count) || !read_index(&build))
         status = index_failure(&build, error);
-    } else if (!read_index(&build)) {
-        status = index_failure(&build, error);
-    }
     fsti_free(build.slots);
     if (status != FST_OK) fsti_index_clear(out);
     return status;

@@ -71,6 +71,14 @@ static bool check_escape(json_reader *reader) {
     return true;
 }
 
+bool fsti_json_begin(json_reader *reader, const char *text, size_t text_bytes) {
+    size_t fault_at;
+    *reader = (json_reader){.start = text, .cursor = text, .end = text + text_bytes};
+    if (fsti_utf8_valid((const unsigned char *)text, text_bytes, &fault_at)) return true;
+    reader->cursor = text + fault_at;
+    return json_fault(reader, "invalid UTF-8");
+}
+
 bool fsti_json_read_string_tail(json_reader *reader, json_string *out) {
     out->text = reader->cursor;
     out->escaped = false;

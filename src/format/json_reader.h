@@ -47,6 +47,9 @@ static inline bool json_expect(json_reader *reader, char byte, const char *what)
     return json_take(reader, byte) || json_fault(reader, what);
 }
 
+/// A reader of a whole text. Names are decoded in place while it is read, so its UTF-8 is looked
+/// at first: false with the fault where it is none.
+bool fsti_json_begin(json_reader *reader, const char *text, size_t text_bytes);
 /// The cursor stands behind the opening quote.
 bool fsti_json_read_string_tail(json_reader *reader, json_string *out);
 bool fsti_json_read_string(json_reader *reader, json_string *out);

@@ -204,18 +204,10 @@ bool fsti_manifest_peek(const char *bytes, size_t byte_count, fsti_manifest *out
 fst_status fsti_manifest_parse(char *bytes, size_t byte_count, const char *path, fsti_manifest *out,
                                fst_error *error) {
     *out = (fsti_manifest){.bytes = bytes};
-    manifest_build build = {.manifest = out,
-                            .path = path,
-                            .reader = {.start = bytes, .cursor = bytes, .end = bytes + byte_count}};
-    size_t fault_at;
+    manifest_build build = {.manifest = out, .path = path};
     fst_status status = FST_OK;
-    if (!fsti_utf8_valid((const unsigned char *)bytes, byte_count, &fault_at)) {
-        build.reader.cursor = bytes + fault_at;
-        json_fault(&build.reader, "invalid UTF-8");
+    if (!fsti_json_begin(&build.reader, bytes, byte_count) || !read_manifest(&build))
         status = manifest_failure(&build, error);
-    } else if (!read_manifest(&build)) {
-        status = manifest_failure(&build, error);
-    }
     if (status != FST_OK) fsti_manifest_clear(out);
     return status;
 }

@@ -38,6 +38,21 @@ uint32_t fsti_file_read_count(const fsti_file *file);
 /// FST_E_FILE_CHANGED when size or modification time differ from what they were at open.
 fst_status fsti_file_check(const fsti_file *file, fst_error *error);
 
+/// One name in a folder, as long as the visit lasts.
+typedef struct fsti_folder_entry {
+    const char *name; ///< without the folder; never "." or ".."
+    int folder_fd;
+    bool may_be_folder; ///< or a link to one; where that is not told, true
+} fsti_folder_entry;
+
+/// Anything but FST_OK ends the visit, and is what it returns.
+typedef fst_status (*fsti_folder_visitor)(void *context, const fsti_folder_entry *entry,
+                                          fst_error *error);
+/// Calls with each name in the folder, in no order. A folder that can't be listed to its end is an
+/// error.
+fst_status fsti_folder_visit(const char *folder, fsti_folder_visitor visit, void *context,
+                             fst_error *error);
+
 /// A private mapping of the whole file, for views. *out stays valid until fsti_io_unmap().
 fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst_error *error);
 void fsti_io_unmap(void *address, uint64_t size_bytes);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a folder without safetensors files has instead, and what to do about it.
-#include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,14 +14,9 @@ typedef struct name_list {
     size_t count;
 } name_list;
 
-static bool ends_with(const char *text, const char *ending) {
-    size_t size = strlen(text), ending_size = strlen(ending);
-    return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
-}
-
 static bool ends_with_any(const char *text, const char *const *endings) {
     for (size_t i = 0; endings[i] != NULL; i++)
-        if (ends_with(text, endings[i])) return true;
+        if (fsti_ends_with(text, endings[i])) return true;
     return false;
 }
 
@@ -36,41 +30,53 @@ static void add_name(name_list *list, const char *name) {
     list->count++;
 }
 
+static fst_status find_model(void *context, const fsti_folder_entry *entry, fst_error *error) {
+    (void)error;
+    bool *is_found = context;
+    if (entry->name[0] != '.' && fsti_ends_with(entry->name, ".safetensors")) *is_found = true;
+    return FST_OK;
+}
+
 /// Whether a subfolder holds a safetensors file itself.
 static bool holds_model(const char *folder, const char *name) {
     char path[1024];
-    bool found = false;
+    bool is_found = false;
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, name) >= sizeof path) return false;
-    DIR *directory = opendir(path);
-    const struct dirent *entry;
-    while (directory != NULL && !found && (entry = readdir(directory)) != NULL)
-        found = entry->d_name[0] != '.' && ends_with(entry->d_name, ".safetensors");
-    if (directory != NULL) closedir(directory);
-    return found;
+    return fsti_folder_visit(path, find_model, &is_found, NULL) == FST_OK && is_found;
+}
+
+/// What a folder has in place of safetensors files.
+typedef struct folder_content {
+    const char *folder;
+    name_list models, torch_files, downloads;
+    size_t looked;
+} folder_content;
+
+static fst_status note_entry(void *context, const fsti_folder_entry *entry, fst_error *error) {
+    static const char *const torch_endings[] = {".bin", ".pt", ".pth", ".ckpt", NULL};
+    static const char *const unfinished[] = {".incomplete", ".part", ".crdownload", ".aria2", NULL};
+    folder_content *content = context;
+    const char *name = entry->name;
+    (void)error;
+    if (ends_with_any(name, unfinished)) add_name(&content->downloads, name);
+    if (name[0] == '.') return FST_OK;
+    if (ends_with_any(name, torch_endings)) add_name(&content->torch_files, name);
+    if (entry->may_be_folder && content->looked++ < SUBFOLDER_COUNT_MAX &&
+        holds_model(content->folder, name))
+        add_name(&content->models, name);
+    return FST_OK;
 }
 
 void fsti_model_folder_hint(const char *folder, char *text, size_t text_size) {
-    static const char *const torch_endings[] = {".bin", ".pt", ".pth", ".ckpt", NULL};
-    static const char *const unfinished[] = {".incomplete", ".part", ".crdownload", ".aria2", NULL};
-    name_list models = {0}, torch_files = {0}, downloads = {0};
-    size_t looked = 0;
-    DIR *directory = opendir(folder);
-    const struct dirent *entry;
+    folder_content content = {.folder = folder};
     text[0] = '\0';
-    while (directory != NULL && (entry = readdir(directory)) != NULL) {
-        bool may_be_folder =
-            entry->d_type == DT_DIR || entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN;
-        if (ends_with_any(entry->d_name, unfinished)) add_name(&downloads, entry->d_name);
-        if (entry->d_name[0] == '.') continue;
-        if (ends_with_any(entry->d_name, torch_endings)) add_name(&torch_files, entry->d_name);
-        if (may_be_folder && looked++ < SUBFOLDER_COUNT_MAX && holds_model(folder, entry->d_name))
-            add_name(&models, entry->d_name);
-    }
-    if (directory != NULL) closedir(directory);
-    if (models.count > 0)
-        snprintf(text, text_size, "; folders in it hold models: %s", models.text);
-    else if (downloads.count > 0)
-        snprintf(text, text_size, "; a download has not ended: %s", downloads.text);
-    else if (torch_files.count > 0)
-        snprintf(text, text_size, "; 'fastsafetensors convert' makes one of %s", torch_files.text);
+    // What was seen is worth telling, also when the rest can't be listed.
+    (void)fsti_folder_visit(folder, note_entry, &content, NULL);
+    if (content.models.count > 0)
+        snprintf(text, text_size, "; folders in it hold models: %s", content.models.text);
+    else if (content.downloads.count > 0)
+        snprintf(text, text_size, "; a download has not ended: %s", content.downloads.text);
+    else if (content.torch_files.count > 0)
+        snprintf(text, text_size, "; 'fastsafetensors convert' makes one of %s",
+                 content.torch_files.text);
 }

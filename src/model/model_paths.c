@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// From what the user names to files: a file, an index, or a folder.
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -21,11 +20,6 @@ void fsti_model_paths_clear(model_paths *paths) {
     fsti_free(paths->index_path);
     if (paths->index_hold >= 0) close(paths->index_hold);
     *paths = (model_paths){.index_hold = -1};
-}
-
-static bool ends_with(const char *text, const char *ending) {
-    size_t size = strlen(text), ending_size = strlen(ending);
-    return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
 }
 
 /// Appends folder + "/" + name (`folder_size` bytes of the folder; 0: the name alone).
@@ -49,27 +43,25 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+typedef struct ending_search {
+    const char *folder, *ending;
+    model_paths *out;
+} ending_search;
+
+static fst_status add_ending(void *context, const fsti_folder_entry *entry, fst_error *error) {
+    const ending_search *search = context;
+    // Hidden files are somebody's unfinished downloads and saves.
+    if (entry->name[0] == '.' || !fsti_ends_with(entry->name, search->ending)) return FST_OK;
+    return push_path(search->out, search->folder, strlen(search->folder), entry->name, error);
+}
+
 /// Fills `out` with the folder's entries that end so, sorted.
 static fst_status list_folder(const char *folder, const char *ending, model_paths *out,
                               fst_error *error) {
-    DIR *directory = opendir(folder);
-    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
-    fst_status status = FST_OK;
-    while (status == FST_OK) {
-        errno = 0;
-        const struct dirent *entry = readdir(directory);
-        // NULL is the end, or a failure that would leave files out without a word.
-        if (entry == NULL && errno != 0)
-            status = fsti_error_errno(error, errno, folder, "listing the folder");
-        if (entry == NULL) break;
-        // Hidden files are somebody's unfinished downloads and saves.
-        if (entry->d_name[0] != '.' && ends_with(entry->d_name, ending))
-            status = push_path(out, folder, strlen(folder), entry->d_name, error);
-    }
-    closedir(directory);
-    if (status == FST_OK && out->count > 1)
-        qsort(out->paths, out->count, sizeof *out->paths, compare_paths);
-    return status;
+    ending_search search = {folder, ending, out};
+    FST_TRY(fsti_folder_visit(folder, add_ending, &search, error));
+    if (out->count > 1) qsort(out->paths, out->count, sizeof *out->paths, compare_paths);
+    return FST_OK;
 }
 
 /// Parses an index (`bytes` are taken over); one that is something else says what it is.
@@ -174,7 +166,7 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
         status = fail_stat(path, errno, error);
     else if (S_ISDIR(info.st_mode))
         status = open_folder(path, hash_key, verification, out, error);
-    else if (ends_with(path, ".index.json"))
+    else if (fsti_ends_with(path, ".index.json"))
         status = open_index(path, hash_key, verification, out, error);
     else
         status = push_path(out, "", 0, path, error);

@@ -2,7 +2,6 @@
 /// Hidden names: how files are called until they are published, and how those are found that
 /// nobody will publish any more.
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -12,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/io.h"
 #include "output_private.h"
 
 /// A long name of the target's is cut: with ours it must stay within NAME_MAX.
@@ -97,18 +97,20 @@ static void look_at(int folder, const char *name, fsti_leftover_visit visit, voi
     close(fd);
 }
 
+typedef struct leftover_walk {
+    fsti_leftover_visit visit;
+    void *context;
+} leftover_walk;
+
+static fst_status visit_entry(void *context, const fsti_folder_entry *entry, fst_error *error) {
+    const leftover_walk *walk = context;
+    (void)error;
+    look_at(entry->folder_fd, entry->name, walk->visit, walk->context);
+    return FST_OK;
+}
+
 fst_status fsti_leftovers_visit(const char *folder, fsti_leftover_visit visit, void *context,
                                 fst_error *error) {
-    DIR *directory = opendir(folder);
-    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
-    const struct dirent *entry;
-    int fd = dirfd(directory); // of a folder that was opened there is one
-    errno = 0;
-    while (fd >= 0 && (entry = readdir(directory)) != NULL) {
-        look_at(fd, entry->d_name, visit, context);
-        errno = 0;
-    }
-    int failure = errno;
-    closedir(directory);
-    return failure == 0 ? FST_OK : fsti_error_errno(error, failure, folder, "listing the folder");
+    leftover_walk walk = {visit, context};
+    return fsti_folder_visit(folder, visit_entry, &walk, error);
 }

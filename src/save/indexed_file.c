@@ -35,7 +35,7 @@ typedef struct index_search {
 
 /// Also those of variants: "model.safetensors.index.fp16.json".
 static bool is_index_name(const char *name) {
-    return name[0] != '.' && strstr(name, ".index.") != NULL && fsti_save_ends_with(name, ".json");
+    return name[0] != '.' && strstr(name, ".index.") != NULL && fsti_ends_with(name, ".json");
 }
 
 static bool leads_to(const fsti_index *index, const index_search *search) {
@@ -50,11 +50,12 @@ static bool leads_to(const fsti_index *index, const index_search *search) {
 }
 
 /// What only has an index's name, or somebody else's that can't be read, leads to nothing.
-static fst_status look_at_index(void *context, const char *name, fst_error *error) {
+static fst_status look_at_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
     index_search *search = context;
+    const char *name = entry->name;
     fsti_index index = {0};
     if (search->is_found || !is_index_name(name)) return FST_OK;
-    bool must_read = search->is_own && fsti_save_ends_with(name, ".safetensors.index.json");
+    bool must_read = search->is_own && fsti_ends_with(name, ".safetensors.index.json");
     fst_status status =
         fsti_save_read_index(search->folder, name, &index, must_read ? error : NULL);
     search->is_found = status == FST_OK && leads_to(&index, search);
@@ -70,17 +71,17 @@ static fst_status look_around(const char *path, bool *is_indexed, fst_error *err
     if (size < 0 || (size_t)size >= sizeof folder)
         return fsti_error_errno(error, ENAMETOOLONG, path, "looking for an index");
     index_search search = {.path = path, .folder = folder, .is_own = true};
-    FST_TRY(fsti_save_visit_folder(folder, look_at_index, &search, error));
+    FST_TRY(fsti_folder_visit(folder, look_at_index, &search, error));
     search.is_own = false;
     search.folder = above;
     snprintf(above, sizeof above, "%s/..", folder);
     // One that may not be listed is not where a model is opened from.
-    fst_status status = fsti_save_visit_folder(above, look_at_index, &search, NULL);
+    fst_status status = fsti_folder_visit(above, look_at_index, &search, NULL);
     folder[size > 1 ? size - 2 : 0] = '\0';
     snprintf(written, sizeof written, "%.*s.", folder_size(folder), folder);
     search.folder = written;
     if (status != FST_E_NO_MEMORY && !fsti_save_is_same_file(above, written))
-        status = fsti_save_visit_folder(written, look_at_index, &search, NULL);
+        status = fsti_folder_visit(written, look_at_index, &search, NULL);
     *is_indexed = search.is_found;
     return status == FST_E_NO_MEMORY ? fsti_error_memory(error, sizeof search) : FST_OK;
 }

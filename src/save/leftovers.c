@@ -97,9 +97,10 @@ fst_status fsti_save_read_index(const char *folder, const char *name, fsti_index
     return fsti_index_parse(bytes, byte_count, path, fsti_hash_key(), out, error);
 }
 
-static fst_status add_index(void *context, const char *name, fst_error *error) {
+static fst_status add_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
     used_names *used = context;
-    if (name[0] == '.' || !fsti_save_ends_with(name, ".safetensors.index.json")) return FST_OK;
+    const char *name = entry->name;
+    if (name[0] == '.' || !fsti_ends_with(name, ".safetensors.index.json")) return FST_OK;
     if (!fsti_array_reserve((void **)&used->indexes, &used->capacity, used->count,
                             sizeof *used->indexes, INT32_MAX))
         return fsti_error_memory(error, sizeof *used->indexes);
@@ -109,7 +110,7 @@ static fst_status add_index(void *context, const char *name, fst_error *error) {
 }
 
 static fst_status read_indexes(used_names *used, fst_error *error) {
-    return fsti_save_visit_folder(used->folder, add_index, used, error);
+    return fsti_folder_visit(used->folder, add_index, used, error);
 }
 
 static bool is_used(const used_names *used, const char *name) {

@@ -9,7 +9,6 @@
 ///   a set, or one file  files get hidden names; an index that leads to these comes into place, and
 ///   where a set was     the new model with it; they get their own names as well, an index that
 ///                       leads to those comes into place; hidden names and old files go
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -64,34 +63,12 @@ typedef struct folder_scene {
     bool has_shards; ///< likewise
 } folder_scene;
 
-fst_status fsti_save_visit_folder(const char *folder, save_entry_visit visit, void *context,
-                                  fst_error *error) {
-    DIR *directory = opendir(folder);
-    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
-    fst_status status = FST_OK;
-    const struct dirent *entry;
-    while (status == FST_OK) {
-        errno = 0;
-        entry = readdir(directory);
-        if (entry == NULL && errno != 0)
-            status = fsti_error_errno(error, errno, folder, "listing the folder");
-        if (entry == NULL) break;
-        status = visit(context, entry->d_name, error);
-    }
-    closedir(directory);
-    return status;
-}
-
-bool fsti_save_ends_with(const char *name, const char *ending) {
-    size_t size = strlen(name), ending_size = strlen(ending);
-    return size >= ending_size && strcmp(name + size - ending_size, ending) == 0;
-}
-
-static fst_status note_model(void *context, const char *name, fst_error *error) {
+static fst_status note_model(void *context, const fsti_folder_entry *entry, fst_error *error) {
     folder_scene *scene = context;
+    const char *name = entry->name;
     (void)error;
-    if (name[0] != '.' && (fsti_save_ends_with(name, ".safetensors") ||
-                           fsti_save_ends_with(name, ".safetensors.index.json")))
+    if (name[0] != '.' &&
+        (fsti_ends_with(name, ".safetensors") || fsti_ends_with(name, ".safetensors.index.json")))
         scene->is_empty = false;
     if (fsti_save_is_shard(name, strlen(name), scene->stem)) scene->has_shards = true;
     return FST_OK;
@@ -101,7 +78,7 @@ static fst_status look_at_folder(const fst_writer *writer, folder_scene *scene, 
     struct stat info;
     *scene = (folder_scene){.stem = writer->stem, .is_empty = true};
     scene->has_index = lstat(writer->index_target.path, &info) == 0 || errno != ENOENT;
-    return fsti_save_visit_folder(writer->folder, note_model, scene, error);
+    return fsti_folder_visit(writer->folder, note_model, scene, error);
 }
 
 /// A removal of each file that an earlier save of the same stem has left.
@@ -117,8 +94,9 @@ static bool is_published(const fst_writer *writer, const char *name, size_t size
     return writer->file_count > 1 && strcmp(strrchr(name, '-'), strrchr(last, '-')) == 0;
 }
 
-static fst_status add_stale(void *context, const char *name, fst_error *error) {
+static fst_status add_stale(void *context, const fsti_folder_entry *entry, fst_error *error) {
     const stale_search *search = context;
+    const char *name = entry->name;
     fst_writer *writer = search->writer;
     size_t size = strlen(name);
     bool is_stale = fsti_save_is_shard(name, size, writer->stem)
@@ -136,7 +114,7 @@ static fst_status add_stale(void *context, const char *name, fst_error *error) {
 
 static fst_status add_removals(fst_writer *writer, bool with_single, fst_error *error) {
     stale_search search = {writer, with_single};
-    return fsti_save_visit_folder(writer->folder, add_stale, &search, error);
+    return fsti_folder_visit(writer->folder, add_stale, &search, error);
 }
 
 // ---- the journal ----

@@ -113,8 +113,9 @@ static char *format_path(const fst_writer *writer, uint32_t file) {
 }
 
 /// Looks for the file of the set that the fewest may read.
-static fst_status note_member(void *context, const char *name, fst_error *error) {
+static fst_status note_member(void *context, const fsti_folder_entry *entry, fst_error *error) {
     fst_writer *writer = context;
+    const char *name = entry->name;
     size_t size = strlen(name), capacity = strlen(writer->folder) + size + 2;
     struct stat found, other;
     if (!fsti_save_is_shard(name, size, writer->stem) &&
@@ -149,7 +150,7 @@ static fst_status find_targets(fst_writer *writer, const char *path, fst_error *
     bool is_set = writer->folder != NULL;
     bool durable = writer->options.promise == FST_SAVE_DURABLE;
     if (is_set) FST_TRY(fsti_folder_make(writer->folder, durable, &writer->folders_made, error));
-    if (is_set) FST_TRY(fsti_save_visit_folder(writer->folder, note_member, writer, error));
+    if (is_set) FST_TRY(fsti_folder_visit(writer->folder, note_member, writer, error));
     for (uint32_t f = 0; f <= writer->file_count; f++) {
         bool is_index = f == writer->file_count;
         if (is_index && !is_set) break;

@@ -117,12 +117,6 @@ fst_status fsti_save_is_indexed(const char *path, bool *is_indexed, fst_error *e
 fst_status fsti_save_read_index(const char *folder, const char *name, fsti_index *out,
                                 fst_error *error);
 
-bool fsti_save_ends_with(const char *name, const char *ending);
-/// Called with each name in a folder; anything but FST_OK ends it.
-typedef fst_status (*save_entry_visit)(void *context, const char *name, fst_error *error);
-fst_status fsti_save_visit_folder(const char *folder, save_entry_visit visit, void *context,
-                                  fst_error *error);
-
 /// What is to be saved.
 typedef struct save_request {
     const char *path;

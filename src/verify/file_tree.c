@@ -2,7 +2,6 @@
 /// A folder's files, found level by level and digested whole, a thread a file.
 #include "file_tree.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -52,6 +51,7 @@ typedef struct tree_walk {
     file_tree *tree;
     tree_ignores ignores;
     const void *context;
+    const char *prefix; ///< of the folder that is walked: relative, with its slash
     unsigned depth, folder_count;
 } tree_walk;
 
@@ -85,30 +85,27 @@ static fst_status walk_entry(tree_walk *walk, const char *prefix, const char *en
     return status;
 }
 
+static fst_status visit_entry(void *context, const fsti_folder_entry *entry, fst_error *error) {
+    tree_walk *walk = context;
+    bool is_top = walk->prefix[0] == '\0';
+    if (is_top && walk->ignores(walk->context, entry->name)) return FST_OK;
+    return walk_entry(walk, walk->prefix, entry->name, error);
+}
+
 static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *error) {
+    if (++walk->folder_count > FOLDER_COUNT_MAX)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "more than %u folders",
+                              FOLDER_COUNT_MAX);
+    if (walk->depth >= DEPTH_MAX)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "folders nest too deeply");
     char *path = join(walk->tree->folder, prefix, ".");
     if (path == NULL) return fsti_error_memory(error, strlen(prefix));
-    DIR *directory = opendir(path);
-    fst_status status = FST_OK;
-    if (directory == NULL) status = fsti_error_errno(error, errno, path, "opening the folder");
-    if (++walk->folder_count > FOLDER_COUNT_MAX)
-        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "more than %u folders",
-                                FOLDER_COUNT_MAX);
-    if (++walk->depth > DEPTH_MAX)
-        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "folders nest too deeply");
-    while (status == FST_OK && directory != NULL) {
-        errno = 0;
-        const struct dirent *entry = readdir(directory);
-        if (entry == NULL && errno != 0)
-            status = fsti_error_errno(error, errno, path, "listing the folder");
-        if (entry == NULL) break;
-        bool is_self = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
-        bool is_top = prefix[0] == '\0';
-        if (!is_self && !(is_top && walk->ignores(walk->context, entry->d_name)))
-            status = walk_entry(walk, prefix, entry->d_name, error);
-    }
+    const char *above = walk->prefix;
+    walk->prefix = prefix;
+    walk->depth++;
+    fst_status status = fsti_folder_visit(path, visit_entry, walk, error);
     walk->depth--;
-    if (directory != NULL) closedir(directory);
+    walk->prefix = above;
     fsti_free(path);
     return status;
 }

@@ -2,8 +2,6 @@
 /// The files of a model's folder: those of the model, and what lies beside them.
 #include "folder_files.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -42,39 +40,21 @@ static fst_status push_name(folder_files *out, const char *name, fst_error *erro
 /// What is made of a folder is no part of it.
 static bool is_made(const char *name) {
     static const char *const endings[] = {".manifest", ".digest", ".sig"};
-    size_t size = strlen(name);
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        size_t ending = strlen(endings[i]);
-        if (size >= ending && strcmp(name + size - ending, endings[i]) == 0) return true;
-    }
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (fsti_ends_with(name, endings[i])) return true;
     return false;
 }
 
-static fst_status push_entry(folder_files *out, const char *name, fst_error *error) {
+static fst_status push_entry(void *context, const fsti_folder_entry *entry, fst_error *error) {
+    folder_files *out = context;
     struct stat info;
-    char *path = fsti_folder_join(out, name);
-    if (path == NULL) return fsti_error_memory(error, strlen(name));
-    bool is_file = stat(path, &info) == 0 && S_ISREG(info.st_mode);
-    fsti_free(path);
-    return is_file ? push_name(out, name, error) : FST_OK;
+    if (entry->name[0] == '.' || is_made(entry->name)) return FST_OK;
+    bool is_file = fstatat(entry->folder_fd, entry->name, &info, 0) == 0 && S_ISREG(info.st_mode);
+    return is_file ? push_name(out, entry->name, error) : FST_OK;
 }
 
 static fst_status list_entries(folder_files *out, fst_error *error) {
-    const char *folder = out->folder[0] == '\0' ? "." : out->folder;
-    DIR *directory = opendir(folder);
-    if (directory == NULL) return fsti_error_errno(error, errno, folder, "opening the folder");
-    fst_status status = FST_OK;
-    while (status == FST_OK) {
-        errno = 0;
-        const struct dirent *entry = readdir(directory);
-        if (entry == NULL && errno != 0)
-            status = fsti_error_errno(error, errno, folder, "listing the folder");
-        if (entry == NULL) break;
-        if (entry->d_name[0] != '.' && !is_made(entry->d_name))
-            status = push_entry(out, entry->d_name, error);
-    }
-    closedir(directory);
-    return status;
+    return fsti_folder_visit(out->folder[0] == '\0' ? "." : out->folder, push_entry, out, error);
 }
 
 /// What an index names in folders below.

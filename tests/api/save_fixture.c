@@ -53,3 +53,24 @@ int save_entry_count(const char *name) {
     if (folder != NULL) closedir(folder);
     return count;
 }
+
+int save_set_value(const char *folder, size_t tensor_count) {
+    fst_model *model;
+    fst_loader *loader;
+    int value = -2;
+    if (fst_model_open(fixture_path(folder), NULL, &model, NULL) != FST_OK) return -1;
+    if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return -1;
+    for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
+        fst_tensor_view view;
+        if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return -1;
+        for (size_t i = 0; i < view.size_bytes; i++) {
+            int byte = ((const char *)view.data)[i];
+            value = value == -2 || value == byte ? byte : -1;
+        }
+        fst_tensor_unref(tensor);
+    }
+    if (fst_model_tensor_count(model) != tensor_count) value = -1;
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return value;
+}

@@ -17,5 +17,8 @@ int save_hidden_count(const char *name);
 int save_entry_count(const char *name);
 /// Whether a file holds just these bytes (fewer than 4096).
 int save_file_holds(const char *name, const char *text, size_t size);
+/// The byte that every tensor of a folder's model is made of; -1: mixed, unreadable, or not
+/// `tensor_count` of them.
+int save_set_value(const char *folder, size_t tensor_count);
 
 #endif
