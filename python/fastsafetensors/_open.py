@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 from ._errors import refuse, unknown_tensor
 from ._load import OpenLoad, load_from, open_load
 from ._readahead import ReadAhead
-from ._slicing import SlicePlan, plan_numpy, plan_torch
+from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
 from ._verify import Verify, chosen, open_files
 
@@ -129,7 +128,7 @@ class safe_open:  # noqa: N801 - the name that programs know
 
             self._options.update(load_options(self._device))
         # Small parts are copied on the CPU, where no way to read was asked for.
-        copies = cache == "auto" and "device" not in self._options
+        copies = cache == "auto" and self._device == "cpu"
         copies = copies and self._options["mode"] != "load"
         self._from_bytes = getattr(self._adapter, "from_bytes", None) if copies else None
         self._model = open_files(filename, verify)
@@ -365,7 +364,9 @@ class TensorSlice:
         self._file = file
         self._name = name
         self._index = index
-        self._dtype, self._shape, self._nbytes, *_ = file._model.info(index)
+        self._model = file._model
+        self._from_bytes = file._from_bytes
+        self._dtype, self._shape, *_ = self._model.info(index)  # told when the file is closed, too
 
     def get_shape(self) -> list[int]:
         """Shape in elements."""
@@ -375,17 +376,12 @@ class TensorSlice:
         """Return the format's name of the dtype, e.g. "BF16"."""
         return self._dtype
 
-    def _copy(self, plan: SlicePlan) -> Any:
+    def _copy(self, key: Any) -> Any:
         """Copy a small part that the page cache has: that costs less than a load. Else None."""
-        file = self._file
-        if file._from_bytes is None:
+        if self._from_bytes is None:
             return None
-        data = file._model.copy_part(self._index, plan.begin, plan.end)
-        if data is None:
-            return None
-        shape = tuple(map(operator.sub, plan.end, plan.begin))
-        part = file._from_bytes(data, self._dtype, shape)
-        return None if part is None else file._place(part)
+        found = self._model.copy_slice(self._index, key)
+        return None if found is None else self._from_bytes(found[0], self._dtype, found[1])
 
     def _check_packed(self, parts: tuple[Any, ...]) -> None:
         """Refuse what would cut elements that share bytes: anything but rows of torch's pairs."""
@@ -403,6 +399,9 @@ class TensorSlice:
         Of integers and slices only the box around them is read, and of slices with steps every
         element in it; for lists, index tensors and the like (torch) the tensor is read whole.
         """
+        copied = self._copy(key)
+        if copied is not None:
+            return copied
         parts = key if isinstance(key, tuple) else (key,)
         whole = self._dtype in ("F4", "F6_E2M3", "F6_E3M2")
         if whole:
@@ -410,10 +409,10 @@ class TensorSlice:
         plan = (plan_torch if self._file._is_torch else plan_numpy)(parts, self._shape)
         if plan is None or whole:
             return self._file._take(self._index, self._name)[key]
-        if plan.rest is None and list(plan.end) == list(self._shape) and not any(plan.begin):
+        if plan.rest is None and plan.end == list(self._shape) and not any(plan.begin):
             return self._file._take(self._index, self._name)
         try:
-            result = self._copy(plan)
+            result = self._copy(tuple(map(slice, plan.begin, plan.end)))
             if result is None:
                 result = self._file._read((self._name, plan.begin, plan.end))
         except ValueError:  # millions of pieces: cheaper read whole

@@ -102,7 +102,7 @@ def _own_dtype(dtype: str) -> Any | None:
 def from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Any | None:
     """Return an array of `data`, which it keeps; None where numpy has no such dtype."""
     own = _own_dtype(dtype)
-    return None if own is None else _np.frombuffer(data, own).reshape(shape)
+    return None if own is None else _np.ndarray(shape, own, data)
 
 
 def export(loader: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Model: an opened model. Immutable, so it may be used from many threads at once.
+#include "slice_request.h"
 #include "waited_call.h"
 
 #include <stdatomic.h>
@@ -258,58 +259,50 @@ static PyObject *model_info(PyObject *self, PyObject *index_object) {
                          (unsigned long long)info.file_offset);
 }
 
-/// A list of numbers, one a dimension. 0 with an exception set.
-static int read_numbers(PyObject *numbers, uint32_t rank, uint64_t *out) {
-    if (!PyList_Check(numbers) || PyList_Size(numbers) != (Py_ssize_t)rank) {
-        PyErr_SetString(PyExc_ValueError, "a list with a number for each dimension is expected");
-        return 0;
-    }
-    for (uint32_t d = 0; d < rank; d++) {
-        out[d] = PyLong_AsUnsignedLongLong(PyList_GetItem(numbers, (Py_ssize_t)d));
-        if (PyErr_Occurred()) return 0;
-    }
-    return 1;
-}
-
-/// Bytes of a part, as far as it may be copied; 0: it may not.
-static uint64_t part_bytes(const fst_tensor_info *info, const fst_part *part) {
-    uint64_t count = 1, bytes = 0;
-    for (uint32_t d = 0; d < info->rank; d++) {
-        if (part->begin[d] >= part->end[d] || part->end[d] > info->shape[d]) return 0;
-        count *= part->end[d] - part->begin[d]; // at most the tensor's
-    }
-    if (fst_dtype_tensor_bytes(info->dtype, &count, 1, &bytes, NULL) != FST_OK) return 0;
+/// Bytes of what is selected, as far as it may be copied; 0: it may not.
+static uint64_t selected_bytes(const fst_tensor_info *info, const slice_request *slice) {
+    uint64_t bytes = 0;
+    if (slice->count == 0 || slice->is_whole) return 0;
+    if (fst_dtype_tensor_bytes(info->dtype, &slice->count, 1, &bytes, NULL) != FST_OK) return 0;
     return bytes <= FST_PART_BYTES_MAX ? bytes : 0;
 }
 
-static PyObject *model_copy_part(PyObject *self, PyObject *args) {
-    enum { RANK_MAX = 8 };
-    uint64_t begin[RANK_MAX], end[RANK_MAX];
-    fst_model *model = model_of(self);
-    Py_ssize_t index;
-    PyObject *first, *last;
+static PyObject *copy_slice(module_state *state, fst_model *model, size_t index, PyObject *key) {
     fst_tensor_info info;
     fst_error error;
+    slice_request slice;
     int copied = 0;
-    if (model == NULL || !PyArg_ParseTuple(args, "nOO", &index, &first, &last)) return NULL;
-    module_state *state = fstpy_state(Py_TYPE(self));
-    if (fst_model_tensor_info(model, (size_t)index, &info, &error) != FST_OK)
+    if (fst_model_tensor_info(model, index, &info, &error) != FST_OK)
         return fstpy_raise(state, &error);
-    if (info.rank > RANK_MAX) Py_RETURN_NONE;
-    if (!read_numbers(first, info.rank, begin) || !read_numbers(last, info.rank, end)) return NULL;
-    fst_part part = {
-        .struct_size = sizeof part, .index = (size_t)index, .begin = begin, .end = end};
-    part.target_bytes = part_bytes(&info, &part);
+    if (!fstpy_read_slice(key, &info, &slice)) Py_RETURN_NONE;
+    fst_part part = {.struct_size = sizeof part,
+                     .index = index,
+                     .begin = slice.begin,
+                     .end = slice.end,
+                     .target_bytes = selected_bytes(&info, &slice)};
     if (part.target_bytes == 0) Py_RETURN_NONE;
     PyObject *bytes = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)part.target_bytes);
     if (bytes == NULL) return NULL;
     part.target = PyByteArray_AsString(bytes);
-    // With the interpreter's lock: what is copied is in memory, and nobody closes the model.
+    // With the interpreter's lock: what is copied is in memory.
     fst_status status = fst_part_copy(model, &part, &copied, &error);
-    if (status == FST_OK && copied) return bytes;
+    if (status == FST_OK && copied)
+        return Py_BuildValue("(NN)", bytes, fstpy_shape(slice.shape, slice.rank));
     Py_DECREF(bytes);
     if (status != FST_OK) return fstpy_raise(state, &error);
     Py_RETURN_NONE;
+}
+
+static PyObject *model_copy_slice(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "copy_slice() takes an index and a key");
+    size_t index = PyLong_AsSize_t(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    // Held: the __index__ of what stands in a slice may close the file.
+    shared_model *shared = fstpy_model_hold(self);
+    if (shared == NULL) return NULL;
+    PyObject *result = copy_slice(fstpy_state(Py_TYPE(self)), shared->model, index, args[1]);
+    fstpy_model_drop(shared);
+    return result;
 }
 
 static PyObject *metadata_dict(const fst_model *model, size_t file_index, size_t count) {
@@ -391,9 +384,11 @@ static PyMethodDef model_methods[] = {
     {"nbytes", model_nbytes, METH_O, "Bytes of tensor `index` in the file."},
     {"info", model_info, METH_O,
      "(dtype, shape, bytes, file index, offset from the start of the file) of tensor `index`."},
-    {"copy_part", model_copy_part, METH_VARARGS,
-     "Part [begin, end) of tensor `index`, lists of numbers, as a bytearray; None where it is not "
-     "small, or not in the page cache."},
+    {"copy_slice", (PyCFunction)(void (*)(void))model_copy_slice, METH_FASTCALL,
+     "(bytearray, shape) of what an expression of numbers, slices of step 1 and an Ellipsis "
+     "selects "
+     "of tensor `index`; None where it is another, not small, all of the tensor, or not in the "
+     "page cache."},
     {"metadata", model_metadata, METH_O, "__metadata__ of file `index`, or None without one."},
     {"file", model_file, METH_O,
      "(path, bytes, header bytes, tensors, header reads) of file `index`."},

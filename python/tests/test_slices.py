@@ -79,6 +79,53 @@ def test_small_parts_need_no_load_where_they_are_cached(path, monkeypatch, torch
         opened.clear()
 
 
+SIMPLE = [2, -1, slice(1, 3), (0, slice(2)), (..., 0), (slice(None), 1, ...), (0, 0, 0),
+          (1, ..., slice(-2, None)), (..., slice(1, 9)), (3, ..., 0, 0), slice(-9, 2)]
+
+
+def test_simple_parts_are_planned_in_c(path, monkeypatch, torch):
+    """Numbers, slices and an Ellipsis need none of the planning that is for any expression."""
+    import fastsafetensors._open as opening
+
+    planned = []
+    for name in ("plan_numpy", "plan_torch"):
+        real = getattr(opening, name)
+        monkeypatch.setattr(opening, name, lambda *a, r=real: (planned.append(a), r(*a))[1])
+    with open(path, "rb") as file:
+        file.read()
+    for framework in ("np", "pt"):
+        with safe_open(path, framework) as f:
+            whole, part = f.get_tensor("small"), f.get_slice("small")
+            if part._model.copy_slice(f._find("small"), 0) is None:
+                pytest.skip("the kernel does not tell what is cached")
+            for index in SIMPLE:
+                got = part[index]
+                assert got.shape == whole[index].shape and (got == whole[index]).all(), index
+            assert planned == []
+            for index, error in ((4, (IndexError, SafetensorError)), ((0, 0, 0, 0), Exception),
+                                 (slice("a"), TypeError), (10**30, Exception)):
+                with pytest.raises(error):
+                    part[index]
+            assert len(planned) == 4
+        planned.clear()
+
+
+def test_an_index_that_closes_the_file(path):
+    class Closing:
+        def __index__(self):
+            f.close()
+            return 1
+
+    f = safe_open(path, "np")
+    with open(path, "rb") as file:
+        file.read()
+    wanted = f.get_tensor("small")[1:]
+    try:
+        assert (f.get_slice("small")[Closing():] == wanted).all()
+    except SafetensorError as error:
+        assert "closed" in str(error)
+
+
 def test_a_row_costs_a_row(tmp_path, torch):
     """Neither cache nor time are spent on the rest of the tensor."""
     path = str(tmp_path / "rows.safetensors")
