@@ -73,6 +73,8 @@ static void say_values(const value_summary *summary) {
         cli_print_number(summary->max);
         printf(", \"mean_error\": ");
         cli_print_number(mean);
+    } else if (summary->element_count == 0) {
+        printf(": there are no elements");
     } else {
         printf(": %" PRIu64 " of %" PRIu64 " elements, by at most %.6g, on average %.6g",
                summary->differing, summary->element_count, summary->max, mean);

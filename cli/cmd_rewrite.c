@@ -21,8 +21,8 @@ typedef struct rewrite_request {
     uint32_t open_flags;
 } rewrite_request;
 
-static const char *const orders[] = {"reference", "name", "given", NULL};
-static const char *const engines[] = {"auto", "buffered", "direct", "uring", NULL};
+const char *const cli_order_words[] = {"reference", "name", "given", NULL};
+const char *const cli_engine_words[] = {"auto", "buffered", "direct", "uring", NULL};
 
 static int take_number(rewrite_request *request, int key, const char *text) {
     rewrite_plan *plan = &request->plan;
@@ -125,42 +125,24 @@ static int rewrite_sources(const rewrite_request *request) {
     return code;
 }
 
-/// Python is to see what standard input was put in.
-static int convert_torch_file(const char *source, char **argv, int argc) {
-    for (int i = 1; cli_is_input(source) && i < argc; i++)
-        if (strcmp(argv[i], "-") == 0) {
-            argv[i] = (char *)(uintptr_t)source;
-            break;
-        }
-    return cli_convert_torch_file(argc, argv);
-}
-
 static int run(const cli_command *command, char **argv) {
-    int argc = 0;
     rewrite_request request = {
         .command = command,
         .plan.save = {.struct_size = sizeof request.plan.save, .promise = FST_SAVE_DURABLE},
         .open_flags = command == &rescue_command ? FST_OPEN_CUT : 0};
     cli_operands operands;
-    while (argv[argc] != NULL) argc++;
-    // Operands are moved to the front of argv; the Python side wants it as it was.
-    char **words = calloc((size_t)argc + 1, sizeof *words);
-    if (words == NULL) return cli_no_memory();
-    memcpy(words, argv, (size_t)argc * sizeof *words);
-    int code = cli_parse(command, words, &request, &operands);
-    if (code == EXIT_GOOD && !operands.is_answered) code = check_request(&request);
-    if (code == EXIT_GOOD && !operands.is_answered) {
-        request.sources = operands.words;
-        request.source_count = (size_t)operands.count - 1;
-        request.plan.target = operands.words[operands.count - 1];
-        request.plan.globs = request.globs;
-        if (command == &convert_command && cli_is_torch_file(request.sources[0]))
-            code = convert_torch_file(request.sources[0], argv, argc);
-        else
-            code = rewrite_sources(&request);
-    }
-    free(words);
-    return code;
+    int code = cli_parse(command, argv, &request, &operands);
+    if (code != EXIT_GOOD || operands.is_answered) return code;
+    if ((code = check_request(&request)) != EXIT_GOOD) return code;
+    request.sources = operands.words;
+    request.source_count = (size_t)operands.count - 1;
+    request.plan.target = operands.words[operands.count - 1];
+    request.plan.globs = request.globs;
+    bool is_torch_file = command == &convert_command && cli_is_torch_file(request.sources[0]);
+    if (is_torch_file && request.open_flags != 0)
+        return cli_usage("convert", "--lenient is for safetensors files");
+    if (is_torch_file) return cli_convert_torch_file(request.sources[0], &request.plan);
+    return rewrite_sources(&request);
 }
 
 /// The commands of this file, for the table of their options.
@@ -180,10 +162,10 @@ static const cli_option options[] = {
      "fillers, tensors __padding__.N",
      ~(unsigned)RESCUE},
     CLI_LENIENT_OPTION(~(unsigned)RESCUE),
-    {'o', "order", "ORDER", orders,
+    {'o', "order", "ORDER", cli_order_words,
      "of tensors: by dtype and name (reference), by name, or as given", 0},
     CLI_QUICK_OPTION,
-    {'e', "engine", "ENGINE", engines,
+    {'e', "engine", "ENGINE", cli_engine_words,
      "what writes: through the page cache (buffered) or past it; auto: past it unless --quick", 0},
     CLI_DRY_RUN_OPTION,
     {0},

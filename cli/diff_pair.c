@@ -115,7 +115,7 @@ fst_status diff_pair_bytes(tensor_pair *pair, bool *same, fst_error *error) {
 fst_status diff_pair_values(tensor_pair *pair, value_summary *summary, fst_error *error) {
     fst_dtype wide[2] = {cli_value_dtype(pair->infos[0].dtype),
                          cli_value_dtype(pair->infos[1].dtype)};
-    *summary = (value_summary){0};
+    *summary = (value_summary){.known = pair->pieces.count == 0}; // no elements: nothing differs
     // Of integers of both kinds: those that fit, as signed ones.
     if (wide[0] != wide[1] && wide[0] != FST_DTYPE_F64 && wide[1] != FST_DTYPE_F64)
         wide[0] = FST_DTYPE_I64;

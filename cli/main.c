@@ -46,7 +46,12 @@ static int refuse_command(const char *name) {
     return cli_usage(NULL, "unknown command '%s', and no such file", name);
 }
 
+static bool is_help(const char *name) {
+    return strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0;
+}
+
 static int run_help(const char *name) {
+    if (name != NULL && (is_help(name) || name[0] == '-')) name = NULL;
     const cli_command *command = name == NULL ? NULL : cli_command_find(name);
     if (name != NULL && command == NULL) return refuse_command(name);
     if (command == NULL)
@@ -56,10 +61,23 @@ static int run_help(const char *name) {
     return EXIT_GOOD;
 }
 
+/// Options that every command has may stand before its name: puts the name first.
+static void put_name_first(int argc, char **argv) {
+    static const char *const options[] = {"--json", "--no-progress", NULL};
+    int at = 1;
+    while (at < argc && cli_find_word(argv[at], options) >= 0)
+        if (strcmp(argv[at++], "--json") == 0) cli_set_json(true);
+    if (at >= argc) return;
+    char *name = argv[at];
+    memmove(&argv[2], &argv[1], (size_t)(at - 1) * sizeof *argv);
+    argv[1] = name;
+}
+
 static int run(int argc, char **argv) {
+    put_name_first(argc, argv);
     const char *name = argc > 1 ? argv[1] : "--help";
     struct stat info;
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+    if (is_help(name)) {
         int code = run_help(argc > 2 ? argv[2] : NULL);
         return argc > 1 ? code : EXIT_USAGE;
     }

@@ -479,6 +479,11 @@ static fst_status put_pieces(rewrite_job *job, fst_loader *loader, const fst_lay
     return FST_OK;
 }
 
+int cli_refuse_stream(void) {
+    return cli_usage(NULL, "'-' is standard output: of one file, to a pipe or a file, and without "
+                           "--json");
+}
+
 /// The file as it is made, in the order of its bytes, for a pipe.
 static int stream_job(rewrite_job *job) {
     fst_error error;
@@ -487,8 +492,7 @@ static int stream_job(rewrite_job *job) {
     bool written = true;
     if (job->plan->file_bytes_max > 0 || job->plan->wanted_files > 0 || job->plan->by_layer ||
         cli_wants_json() || cli_stdout_is_terminal())
-        return cli_usage(NULL, "'-' is standard output: of one file, to a pipe or a file, and "
-                               "without --json");
+        return cli_refuse_stream();
     fst_status status = fst_layout_open(job->tensors, job->count, &job->save, &layout, &error);
     if (status == FST_OK) status = open_pieces(job, &loader, &error);
     if (status == FST_OK) status = put_pieces(job, loader, layout, &written, &error);

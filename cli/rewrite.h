@@ -32,6 +32,11 @@ typedef struct rewrite_plan {
     size_t metadata_count;
 } rewrite_plan;
 
+/// The words of fst_save_order and fst_save_engine, in their order.
+extern const char *const cli_order_words[], *const cli_engine_words[];
+
+/// A file that is asked for as a stream, but not one to a pipe: EXIT_USAGE.
+int cli_refuse_stream(void);
 /// Rewrites an opened model; says what was done. Returns the exit code.
 int cli_rewrite(fst_model *model, const rewrite_plan *plan);
 

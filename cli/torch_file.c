@@ -4,20 +4,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "standard_input.h"
+
 /// With -c (and with -m) Python looks for modules in the working folder first, and a downloaded
 /// model may have a torch.py beside it: that entry goes before anything is imported. A PYTHONPATH
 /// of the user's stays, but for entries that mean the working folder.
-static char program[] =
+static const char program[] =
     "import sys\n"
     "sys.path[:] = [path for path in sys.path if path[:1] == '/']\n"
     "try:\n"
-    "    from fastsafetensors.from_torch import main\n"
+    "    from fastsafetensors._torch_file import main\n"
     "except ImportError:\n"
     "    sys.stderr.write('fastsafetensors: a torch file is read by Python, and ' + sys.executable"
     " + ' has no package fastsafetensors with torch files: install this project there '"
@@ -86,23 +89,52 @@ static void clean_python_path(void) {
     free(clean);
 }
 
-int cli_convert_torch_file(int argc, char **argv) {
-    char python[PATH_MAX];
-    if (!find_python(python)) {
-        fprintf(stderr, "fastsafetensors: a torch file is read by Python, and no python3 is in a "
-                        "folder of PATH\n");
-        return EXIT_MISSING;
-    }
-    char **arguments = calloc((size_t)argc + 4, sizeof *arguments);
+/// What the plan says, for Python: to be freed; NULL without memory.
+static char *describe_plan(const rewrite_plan *plan) {
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (out == NULL) return NULL;
+    fputc('{', out);
+    if (plan->convert) fprintf(out, "\"dtype\": \"%s\", ", fst_dtype_name(plan->dtype));
+    fprintf(out,
+            "\"alignment\": %" PRIu64 ", \"order\": \"%s\", \"engine\": \"%s\", "
+            "\"promise\": \"%s\", \"dry_run\": %s, \"to_pipe\": %s, \"as_json\": %s}",
+            plan->save.alignment_bytes, cli_order_words[plan->save.order],
+            cli_engine_words[plan->save.engine],
+            plan->save.promise == FST_SAVE_QUICK ? "quick" : "durable",
+            plan->dry_run ? "true" : "false", cli_is_output(plan->target) ? "true" : "false",
+            cli_wants_json() ? "true" : "false");
+    if (fclose(out) == 0) return text;
+    free(text);
+    return NULL;
+}
+
+static int run_python(char *python, const char *source, const rewrite_plan *plan, char *options) {
     static char flag[] = "-c";
-    if (arguments == NULL) return EXIT_UNREADABLE;
-    arguments[0] = python;
-    arguments[1] = flag;
-    arguments[2] = program;
-    memcpy(arguments + 3, argv + 1, ((size_t)argc - 1) * sizeof *argv);
+    const char *first[] = {python, flag, program, source, plan->target, options};
+    size_t count = sizeof first / sizeof *first;
+    const char **words = calloc(count + plan->glob_count + 1, sizeof *words);
+    if (words == NULL) return cli_no_memory();
+    memcpy(words, first, sizeof first);
+    if (plan->glob_count > 0) memcpy(words + count, plan->globs, plan->glob_count * sizeof *words);
     clean_python_path();
-    execv(python, arguments);
+    execv(python, (char **)(uintptr_t)words);
     fprintf(stderr, "fastsafetensors: running %s: %s\n", python, strerror(errno));
-    free(arguments);
+    free(words);
     return EXIT_MISSING;
+}
+
+int cli_convert_torch_file(const char *source, const rewrite_plan *plan) {
+    char python[PATH_MAX];
+    if (cli_is_output(plan->target) && (cli_wants_json() || cli_stdout_is_terminal()))
+        return cli_refuse_stream();
+    if (!find_python(python))
+        return cli_refuse(EXIT_MISSING, "Missing",
+                          "a torch file is read by Python, and no python3 is in a folder of PATH");
+    char *options = describe_plan(plan);
+    if (options == NULL) return cli_no_memory();
+    int code = run_python(python, source, plan, options);
+    free(options);
+    return code;
 }

@@ -39,6 +39,22 @@ def test_inspect_table(run, raw):
     assert "\x1b" not in done.stdout
 
 
+def test_options_may_stand_before_the_command(run, model):
+    """As one writes `fastsafetensors --json FILE`; and help tells how to ask for help."""
+    path, tensors = model
+    for words in (["--json", path], ["--json", "inspect", path]):
+        assert len(json.loads(run(*words).stdout)["tensors"]) == len(tensors), words
+    answer = json.loads(run("--no-progress", "--json", "load", path).stdout)
+    assert answer["tensors"] == len(tensors)
+    assert json.loads(run("--json", "verify", path).stdout)["valid"]
+    done = run("--json", "nope")
+    assert done.returncode == 3 and json.loads(done.stdout)["error"]["kind"] == "Usage"
+    general = run("help").stdout
+    for words in (["help", "help"], ["help", "--help"], ["--json", "help"], ["-h"]):
+        done = run(*words)
+        assert (done.returncode, done.stdout) == (0, general), words
+
+
 def test_inspect_json(run, model):
     path, tensors = model
     done = run("inspect", "--json", path)

@@ -61,12 +61,12 @@ def test_metadata_of_files_without_ties_is_as_given(tmp_path, torch):
 
 
 def test_views_in_a_torch_file(tmp_path, torch):
-    from fastsafetensors.from_torch import main
+    from fastsafetensors._torch_file import main
     from fastsafetensors.torch import load_file
 
     whole = torch.randn(4, 3)
     torch.save({"w": whole, "wt": whole.t(), "again": whole}, tmp_path / "m.bin")
-    assert main([str(tmp_path / "m.bin"), str(tmp_path / "m.st")]) == 0
+    assert main([str(tmp_path / "m.bin"), str(tmp_path / "m.st"), "{}"]) == 0
     loaded = load_file(tmp_path / "m.st")
     assert torch.equal(loaded["wt"], whole.t()) and "w" not in loaded
     assert torch.equal(loaded["again"], whole)
