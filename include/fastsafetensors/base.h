@@ -95,6 +95,7 @@ typedef enum fst_status {
     FST_E_DIGEST = 32,                     ///< bytes differ from their digest
     FST_E_MANIFEST = 33,                   ///< invalid manifest
     FST_E_SIGNATURE = 34,                  ///< signature not accepted
+    FST_E_CORRUPT = 35,                    ///< compressed bytes are damaged
 } fst_status;
 
 /// What went wrong, in words and in numbers. The caller owns it, usually on the stack; a failing

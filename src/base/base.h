@@ -127,6 +127,19 @@ void fsti_cgroup_fake(const char *root, const char *self);
 /// faults of our own instructions come here. Returns 0 or an errno.
 int fsti_thread_start(pthread_t *out, void *(*run)(void *context), void *context);
 
+// ---- libraries that are found at run time ----
+
+/// A function of a library, and where its address goes.
+typedef struct fsti_library_symbol {
+    const char *name; ///< NULL: the end of the list
+    void *field;
+} fsti_library_symbol;
+
+/// Opens the first library of `names` (ended by NULL) that has all symbols; it stays open. False
+/// when there is none; *missing is then what the last one lacks, or as it was.
+bool fsti_library_bind(const char *const *names, const fsti_library_symbol *symbols,
+                       const char **missing);
+
 // ---- reference counts ----
 
 typedef struct fsti_refcount {

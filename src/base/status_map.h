@@ -43,6 +43,7 @@
     X(FST_END, "End", "no more tensors")                                                           \
     X(FST_E_DIGEST, "DigestMismatch", "bytes differ from their digest")                            \
     X(FST_E_MANIFEST, "InvalidManifest", "invalid manifest")                                       \
-    X(FST_E_SIGNATURE, "InvalidSignature", "signature not accepted")
+    X(FST_E_SIGNATURE, "InvalidSignature", "signature not accepted")                               \
+    X(FST_E_CORRUPT, "CorruptData", "compressed bytes are damaged")
 
 #endif

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A chunk's true bytes from its stored ones. Sizes are checked against each other before anything
+/// is written; what the coder says afterwards, and the CRC, are checked as well.
+#include <string.h>
+
+#include "planes.h"
+#include "zstd_library.h"
+
+#define ZSTD_MAGIC 0xfd2fb528u
+/// Magic, descriptor and the shortest content size of a frame.
+#define ZSTD_HEAD_BYTES 6u
+
+struct fsti_decoder {
+    const zstd_library *zstd;
+    void *context;
+    unsigned char *planes; ///< room for a whole chunk's
+};
+
+fst_status fsti_decoder_open(fsti_decoder **out, fst_error *error) {
+    const zstd_library *zstd;
+    size_t room = ((size_t)1 << FSTI_CHUNK_LOG_MAX) + 64;
+    FST_TRY(fsti_zstd_open(&zstd, error));
+    fsti_decoder *decoder = fsti_alloc_zeroed(1, sizeof *decoder);
+    if (decoder == NULL) return fsti_error_memory(error, sizeof *decoder);
+    decoder->zstd = zstd;
+    decoder->planes = fsti_alloc(room);
+    if (decoder->planes != NULL) decoder->context = zstd->ZSTD_createDCtx();
+    if (decoder->context == NULL) {
+        fsti_decoder_close(decoder);
+        return fsti_error_memory(error, room);
+    }
+    *out = decoder;
+    return FST_OK;
+}
+
+void fsti_decoder_close(fsti_decoder *decoder) {
+    if (decoder == NULL) return;
+    if (decoder->context != NULL) decoder->zstd->ZSTD_freeDCtx(decoder->context);
+    fsti_free(decoder->planes);
+    fsti_free(decoder);
+}
+
+static fst_status refuse(fst_error *error, const char *why) {
+    return fsti_error_set(error, FST_E_CORRUPT, FSTI_NOWHERE, "a compressed chunk is damaged: %s",
+                          why);
+}
+
+/// A chunk while it is decoded.
+typedef struct chunk_parse {
+    const fsti_chunk *chunk;
+    plane_cut cut;
+    plane_head heads[FSTI_PLANE_COUNT_MAX];
+    size_t places[FSTI_PLANE_COUNT_MAX]; ///< of the planes' bytes in the chunk
+} chunk_parse;
+
+static uint32_t load_32(const unsigned char *bytes) {
+    return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+}
+
+static bool is_zero(const unsigned char *bytes, size_t size) {
+    unsigned char any = 0;
+    for (size_t i = 0; i < size; i++) any |= bytes[i];
+    return any == 0;
+}
+
+/// Gives the planes of one kind their places behind `*end`; false when they leave the chunk, or are
+/// not filled with zeros up to there.
+static bool place_planes(chunk_parse *parse, bool coded, size_t *end) {
+    for (uint32_t k = 0; k < parse->cut.plane_count; k++) {
+        const plane_head *head = &parse->heads[k];
+        if (head->kind == PLANE_CONSTANT || (head->kind == PLANE_CODED) != coded) continue;
+        parse->places[k] = plane_align(*end);
+        if (parse->places[k] > parse->chunk->stored_bytes ||
+            head->stored_bytes > parse->chunk->stored_bytes - parse->places[k])
+            return false;
+        if (!is_zero(parse->chunk->stored + *end, parse->places[k] - *end)) return false;
+        *end = parse->places[k] + head->stored_bytes;
+    }
+    return true;
+}
+
+/// Reads the heads of the planes and finds their places; NULL, or what is wrong.
+static const char *read_heads(chunk_parse *parse) {
+    const fsti_chunk *chunk = parse->chunk;
+    uint32_t count = parse->cut.plane_count;
+    size_t end = 1 + count * PLANE_HEAD_BYTES;
+    if (chunk->stored_bytes < end || chunk->stored[0] != count)
+        return "it has another number of planes than its dtype";
+    for (uint32_t k = 0; k < count; k++) {
+        const unsigned char *bytes = chunk->stored + 1 + k * PLANE_HEAD_BYTES;
+        plane_head *head = &parse->heads[k];
+        *head = (plane_head){bytes[0], bytes[1], load_32(bytes + 2)};
+        if (head->kind > PLANE_CODED) return "a plane is of an unknown kind";
+        if (head->kind != PLANE_CONSTANT && head->value != 0) return "a plane has a table";
+        if (head->kind == PLANE_RAW && head->stored_bytes != parse->cut.plane_bytes)
+            return "a plane has the wrong size";
+        if (head->kind == PLANE_CONSTANT && head->stored_bytes != 0)
+            return "a constant plane has bytes";
+        if (head->kind == PLANE_CODED &&
+            (head->stored_bytes == 0 || head->stored_bytes >= parse->cut.plane_bytes))
+            return "a coded plane is not smaller than it was";
+    }
+    if (!place_planes(parse, true, &end) || !place_planes(parse, false, &end))
+        return "its planes reach beyond it, or have something between them";
+    if (plane_align(end) != chunk->stored_bytes) return "its planes do not add up to it";
+    if (!is_zero(chunk->stored + end, chunk->stored_bytes - end)) return "its end is not zero";
+    return NULL;
+}
+
+/// Whether a frame's head is one that the format has: a single segment, so that its window is the
+/// content, and neither dictionary nor checksum.
+static bool is_plain_frame(const unsigned char *frame, size_t size) {
+    if (size < ZSTD_HEAD_BYTES || load_32(frame) != ZSTD_MAGIC) return false;
+    return (frame[4] & 0x3f) == 0x20;
+}
+
+static const char *decode_plane(fsti_decoder *decoder, const unsigned char *frame, size_t size,
+                                unsigned char *target, size_t target_bytes) {
+    const zstd_library *zstd = decoder->zstd;
+    if (!is_plain_frame(frame, size)) return "a plane is no zstd frame of this format";
+    if (zstd->ZSTD_findFrameCompressedSize(frame, size) != size)
+        return "something else than a zstd frame is in a plane";
+    size_t got = zstd->ZSTD_decompressDCtx(decoder->context, target, target_bytes, frame, size);
+    if (zstd->ZSTD_isError(got) || got != target_bytes) return "a zstd frame does not decode";
+    return NULL;
+}
+
+/// Brings the planes to memory and joins them.
+static const char *decode_planes(fsti_decoder *decoder, const chunk_parse *parse,
+                                 unsigned char *target) {
+    const unsigned char *planes[FSTI_PLANE_COUNT_MAX];
+    unsigned char *room = decoder->planes;
+    size_t size = parse->cut.plane_bytes;
+    for (uint32_t k = 0; k < parse->cut.plane_count; k++) {
+        const plane_head *head = &parse->heads[k];
+        const unsigned char *stored = parse->chunk->stored + parse->places[k];
+        const char *fault = NULL;
+        // One plane is the chunk itself.
+        unsigned char *place = parse->cut.plane_count == 1 ? target : room;
+        planes[k] = place;
+        room += size;
+        if (head->kind == PLANE_CODED)
+            fault = decode_plane(decoder, stored, head->stored_bytes, place, size);
+        else if (head->kind == PLANE_CONSTANT)
+            memset(place, head->value, size);
+        else if (parse->cut.plane_count == 1)
+            memcpy(place, stored, size);
+        else
+            planes[k] = stored;
+        if (fault != NULL) return fault;
+    }
+    if (parse->cut.plane_count > 1) fsti_planes_join(&parse->cut, planes, target);
+    return NULL;
+}
+
+fst_status fsti_chunk_decode(fsti_decoder *decoder, const fsti_chunk *chunk, void *target,
+                             fst_error *error) {
+    chunk_parse parse = {.chunk = chunk, .cut = fsti_planes_of(chunk->dtype, chunk->true_bytes)};
+    const char *fault = NULL;
+    if (chunk->true_bytes == 0 || chunk->true_bytes > (size_t)1 << FSTI_CHUNK_LOG_MAX ||
+        chunk->true_bytes % parse.cut.element_bytes != 0)
+        return refuse(error, "it has no whole number of elements");
+    if (chunk->is_raw && chunk->stored_bytes != chunk->true_bytes)
+        return refuse(error, "it has the wrong size");
+    if (chunk->is_raw) {
+        memcpy(target, chunk->stored, chunk->true_bytes);
+    } else {
+        fault = read_heads(&parse);
+        if (fault == NULL) fault = decode_planes(decoder, &parse, target);
+    }
+    if (fault == NULL && fsti_crc32c(target, chunk->true_bytes) != chunk->crc)
+        fault = "its CRC32C differs";
+    return fault == NULL ? FST_OK : refuse(error, fault);
+}

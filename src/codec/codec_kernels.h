@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The inner loops of the codec: private to its room. Compiled once an instruction set; each gives
+/// the same bytes.
+#ifndef FSTI_CODEC_KERNELS_H
+#define FSTI_CODEC_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/// `planes[k]` has a byte for each element (of nibble pairs: for each two), the elements' uppermost
+/// bytes in plane 0. `count` is of elements. Nothing needs alignment.
+typedef struct codec_kernels {
+    const char *name;
+    void (*split_16)(const void *source, unsigned char *const *planes, size_t count,
+                     uint32_t rotation);
+    void (*split_32)(const void *source, unsigned char *const *planes, size_t count,
+                     uint32_t rotation);
+    void (*split_64)(const void *source, unsigned char *const *planes, size_t count,
+                     uint32_t rotation);
+    void (*split_nibbles)(const void *source, unsigned char *const *planes, size_t count);
+    void (*join_16)(void *target, const unsigned char *const *planes, size_t count,
+                    uint32_t rotation);
+    void (*join_32)(void *target, const unsigned char *const *planes, size_t count,
+                    uint32_t rotation);
+    void (*join_64)(void *target, const unsigned char *const *planes, size_t count,
+                    uint32_t rotation);
+    void (*join_nibbles)(void *target, const unsigned char *const *planes, size_t count);
+    uint32_t (*crc32c)(const void *bytes, size_t size_bytes);
+} codec_kernels;
+
+extern const codec_kernels fsti_codec_scalar;
+#if defined(__x86_64__)
+extern const codec_kernels fsti_codec_avx2, fsti_codec_avx512;
+#elif defined(__aarch64__)
+extern const codec_kernels fsti_codec_neon;
+#endif
+
+/// Whether this processor has what they need.
+bool fsti_codec_usable(const codec_kernels *kernels);
+/// The best of this processor, or what a test has set.
+const codec_kernels *fsti_codec_kernels(void);
+
+#endif

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Finds libzstd, once a process.
+#include "zstd_library.h"
+
+#include <pthread.h>
+
+static pthread_once_t find_once = PTHREAD_ONCE_INIT;
+static zstd_library library;
+static bool is_found;
+static const char *missing; ///< what an old library lacks
+
+static void find_library(void) {
+    static const char *const names[] = {"libzstd.so.1", "libzstd.so", NULL};
+#define ZSTD_SYMBOL(result, name, parameters) {#name, &library.name},
+    static const fsti_library_symbol symbols[] = {ZSTD_FUNCTIONS(ZSTD_SYMBOL){NULL, NULL}};
+#undef ZSTD_SYMBOL
+    is_found = fsti_library_bind(names, symbols, &missing);
+}
+
+fst_status fsti_zstd_open(const zstd_library **out, fst_error *error) {
+    pthread_once(&find_once, find_library);
+    *out = &library;
+    if (is_found) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "compressed tensors need libzstd 1.4 or later (install libzstd1, or "
+                          "libzstd), which is not here%s%s",
+                          missing == NULL ? "" : ", or too old: it lacks ",
+                          missing == NULL ? "" : missing);
+}
