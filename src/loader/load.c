@@ -9,6 +9,9 @@
 /// Batches of a load whose memory is not limited. Tensors share memory by batches: who keeps one
 /// tensor keeps no more than this, or than the tensor itself where that is larger.
 #define BATCH_BYTES ((uint64_t)64 << 20)
+/// The same of verified loads: the chunk that two batches share is read and digested for each, so
+/// that small batches of large tensors would read 3 % more.
+#define VERIFIED_BATCH_BYTES ((uint64_t)256 << 20)
 #define COALESCE_GAP_BYTES ((uint64_t)64 << 10)
 /// A budget is cut into this many batches, so that reading and using overlap.
 #define BATCHES_PER_BUDGET 4u
@@ -80,7 +83,8 @@ static uint64_t batch_limit(const fst_loader *loader) {
     // Devices and callers give memory in few large pieces: theirs is a batch a file.
     bool is_ours =
         loader->mode != FST_MODE_MAP && loader->device == NULL && options->allocator == NULL;
-    return is_ours || options->order == FST_ORDER_REQUEST ? BATCH_BYTES : UINT64_MAX;
+    if (!is_ours && options->order != FST_ORDER_REQUEST) return UINT64_MAX;
+    return loader->digests != NULL ? VERIFIED_BATCH_BYTES : BATCH_BYTES;
 }
 
 static fst_status check_budget(const fst_loader *loader, fst_error *error) {

@@ -125,6 +125,28 @@ TEST(whole_files_load_by_every_way_and_digest)
     }
 }
 
+TEST(chunks_that_batches_share_are_few)
+{
+    // Batches of 64 MiB would hold one of these each, and read the chunk at each border twice.
+    const char *path = fixture_tensors("shared", 5, (33u << 20) + 8);
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_load_stats stats;
+    fst_error error;
+    options.mode = FST_MODE_LOAD;
+    CHECK_INT(fst_manifest_write(path, NULL, NULL, NULL, &error), FST_OK);
+    fst_model *model;
+    fst_loader *loader;
+    CHECK_INT(open_verified(path, &model, &error), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, &error), FST_OK);
+    stats = FST_STRUCT_INIT(fst_load_stats);
+    CHECK_INT(fst_loader_stats_get(loader, &stats, &error), FST_OK);
+    CHECK(stats.verified_bytes <= size_of(path) + CHUNK);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    unlink(path);
+}
+
 TEST(a_flipped_bit_is_refused_by_every_way)
 {
     const char *path = make_listed("flipped", FST_DIGEST_XXH3_128, 0);
