@@ -4,7 +4,7 @@
     python benchmarks/verified_loads.py [--mib 512] [--runs 7] [--folder build/bench]
 
 Loads are to memory of their own, cold (pages dropped before) and hot, unverified and by each kind
-of digest. Beside the hot ones: build/*/bench/digest_copy, which copies and digests in one pass and
+of digest. Beside the hot ones: build/*/tests/bench_digest_copy, which copies and digests in one pass and
 does nothing else ("bound"; with memory that the system has to make, as the load's), and what
 sha256sum, the blake3 package and model_signing take to digest the file without loading it, as far
 as they are there.
@@ -60,7 +60,7 @@ class Bound:
 
     def __init__(self, path):
         """Start it; without one built there are no such rows."""
-        found = sorted(ROOT.glob("build/*/bench/digest_copy"), key=os.path.getmtime)
+        found = sorted(ROOT.glob("build/*/tests/bench_digest_copy"), key=os.path.getmtime)
         self._process = subprocess.Popen([found[-1], path], stdin=subprocess.PIPE, text=True,
                                          stdout=subprocess.PIPE, bufsize=1) if found else None
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// digest_copy FILE: how fast a file can be copied out of the page cache and digested in the same
-/// pass, on all processors, with nothing else to do: what a verified load of a cached file can't
-/// beat. Threads read pieces into memory that has its pages already and digest each while it is in
-/// the processor's cache. A word a line from standard input, its seconds to standard output: "none"
-/// copies, the name of a digest copies and digests; "only-" before it digests what is in memory,
-/// "fresh-" copies to memory that the system has to make first, as a program's first load does.
-/// benchmarks/verified_loads.py asks it in turns with loads.
+/// bench_digest_copy FILE: how fast a file can be copied out of the page cache and digested in the
+/// same pass, on all processors, with nothing else to do: what a verified load of a cached file
+/// can't beat. Threads read pieces into memory that has its pages already and digest each while it
+/// is in the processor's cache. A word a line from standard input, its seconds to standard output:
+/// "none" copies, the name of a digest copies and digests; "only-" before it digests what is in
+/// memory, "fresh-" copies to memory that the system has to make first, as a program's first load
+/// does. benchmarks/verified_loads.py asks it in turns with loads.
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
     struct stat info;
     char word[32];
     if (argc != 2) {
-        fprintf(stderr, "usage: digest_copy FILE < WORDS\n");
+        fprintf(stderr, "usage: bench_digest_copy FILE < WORDS\n");
         return 2;
     }
     digest_pass pass = {.fd = open(argv[1], O_RDONLY | O_CLOEXEC)};
