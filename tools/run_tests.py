@@ -141,11 +141,11 @@ def python_suite(everything: bool) -> Counter[str]:
     print("Python" + (" with every integration" if everything else ""), flush=True)
     report = ROOT / "build/pytest.xml"
     report.unlink(missing_ok=True)
-    # As many at once as there are processors, each file's tests in order in one of them.
+    # As many at once as there are processors; conftest.py says what may run beside what.
     workers = min(len(os.sched_getaffinity(0)), 4)
     parallel = importlib.util.find_spec("xdist") is not None and workers > 1
     done = run([sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider",
-                "--tb=short", *(["-n", str(workers), "--dist", "loadfile"] if parallel else []),
+                "--tb=short", *(["-n", str(workers), "--no-loadscope-reorder"] if parallel else []),
                 *(["--all"] if everything else [])])
     counts = count_junit(report) if report.exists() else Counter()
     if done.returncode and not counts["failed"]:
@@ -182,6 +182,7 @@ def lint_suite(everything: bool) -> Counter[str]:
         ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
         ("analyzer", [sys.executable, "tools/run_analyzer.py"]),
         ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
+        ("pyright", ["basedpyright", "--level", "error", "--pythonpath", sys.executable]),
     ]
     counts: Counter[str] = Counter()
     for name, command in checks + (thorough if everything else []):

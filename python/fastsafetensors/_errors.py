@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from ._core import error_class
 
@@ -13,7 +13,7 @@ from ._core import error_class
 _MANY_NAMES = 500
 
 
-def refuse(message: str) -> Any:
+def refuse(message: str) -> NoReturn:
     """Raise SafetensorError."""
     raise error_class()(message)
 

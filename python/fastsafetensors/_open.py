@@ -368,6 +368,10 @@ class TensorSlice:
         self._from_bytes = file._from_bytes
         self._dtype, self._shape, *_ = self._model.info(index)  # told when the file is closed, too
 
+    def __reduce__(self) -> Any:
+        """Pickle as a part of the same file, opened again."""
+        return type(self._file).get_slice, (self._file, self._name)
+
     def get_shape(self) -> list[int]:
         """Shape in elements."""
         return list(self._shape)

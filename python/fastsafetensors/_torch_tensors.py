@@ -17,7 +17,7 @@ from ._torch_state import torch_dtype, torch_shape
 from ._verify import Verify, open_files
 
 # The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
-_import_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
+_import_capsule = getattr(_torch._C, "_from_dlpack", _torch.from_dlpack)
 
 
 @cache
@@ -42,8 +42,10 @@ def _device_of(tensor: Tensor) -> str:
 
 # What gives the same bytes once more, elsewhere or beside them.
 _SAME_BYTES = {
-    getattr(_torch.Tensor, name)
-    for name in ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")
+    *(getattr(_torch.Tensor, name)
+      for name in ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")),
+    *(getattr(_torch, name) for name in ("clone", "detach")),
+    _torch.Tensor.data.__get__,
 }
 
 

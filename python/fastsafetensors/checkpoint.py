@@ -25,7 +25,6 @@ from dataclasses import replace
 from typing import Any
 
 from ._torch_installed import torch  # isort: skip  # first: it says what is missing
-from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -41,7 +40,7 @@ from torch.distributed.checkpoint.planner import (
     SavePlanner,
     WriteItemType,
 )
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from ._core import Model, Writer, assign_shards

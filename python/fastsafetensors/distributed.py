@@ -124,7 +124,7 @@ def _open_or_hear(files: Any, pg: Any) -> tuple[Any, list[int]]:
         raise failure
     if len(readers) < pg.size() and not any(said[0] == 2 for said in has):
         rows = []
-        if pg.rank() == readers[0]:
+        if model is not None and pg.rank() == readers[0]:
             rows = [[name, *model.info(at)[:3]] for at, name in enumerate(model.names())]
         texts = pg.exchange_texts(json.dumps(rows), "what is in the files")
         if model is None:

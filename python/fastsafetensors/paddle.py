@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from ._array_front import ArrayFront
 from ._numpy_installed import numpy as _np
 
 try:
-    import paddle as _paddle
+    _paddle: Any = importlib.import_module("paddle")  # not this module, whose name is the same
 except ImportError as error:
     raise ModuleNotFoundError(
         "fastsafetensors.paddle needs paddle: pip install paddlepaddle", name="paddle"

@@ -21,6 +21,31 @@ HEAVY = (
 )
 
 
+# Files that take longest, first: what runs in parallel then ends together.
+SLOWEST = (
+    "test_gpu_check.py", "test_install.py", "test_crash.py", "test_waiting.py", "test_save.py",
+    "test_examples.py", "test_pythons.py", "test_typing.py", "test_rank_faults.py", "test_sign.py",
+    "test_surface.py", "test_documents.py", "test_gpu_bad.py", "test_sharded.py",
+)
+# Tests that may run beside others of their file, which the rest of a file does not.
+APART = (
+    "test_gpu_check.py", "test_surface.py::test_safetensors", "test_surface.py::test_fastsafe",
+    "test_install.py::test_wheel_and_sdist", "test_install.py::test_a_short_soak",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Hand out whole files, but tests that may run apart one by one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FilesAndApart(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid if any(name in nodeid for name in APART) else nodeid.partition("::")[0]
+
+    return FilesAndApart(config, log)
+
+
 def pytest_addoption(parser):
     """Add --all."""
     parser.addoption("--all", action="store_true", help="slow tests and heavy integrations, too")
@@ -38,7 +63,9 @@ def thorough(pytestconfig):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave heavy tests out, unless they are asked for."""
+    """The slowest files first; heavy tests are left out, unless they are asked for."""
+    places = {name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
     if wants_all(config):
         return
     for item in items:

@@ -6,6 +6,7 @@ import difflib
 import gc
 import json
 import pickle
+import sys
 import weakref
 
 import pytest
@@ -165,6 +166,7 @@ def test_packed_floats_stay_what_they_are(front, name, raw, torch, tmp_path):
 COPIES = {
     "clone": lambda t: t.clone(), "detach": lambda t: t.detach(), "cpu": lambda t: t.cpu(),
     "to": lambda t: t.to("cpu", copy=True), "contiguous": lambda t: t.contiguous(),
+    "data": lambda t: t.data, "torch.clone": lambda t: sys.modules["torch"].clone(t),
     "deepcopy": copy.deepcopy, "pickle": lambda t: pickle.loads(pickle.dumps(t)),
 }
 

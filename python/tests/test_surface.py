@@ -107,8 +107,10 @@ def _check(theirs, ours, accepted):
     new = [row for row in found
            if not any(fnmatch.fnmatchcase(row[0], pattern) for pattern in accepted)]
     assert not new, "\n".join(f"{name}: {what}" for name, what in new)
+    unseen = [f"{module}." for module, names in theirs.items() if "error" in names]  # no jax here
     unused = [pattern for pattern in accepted
-              if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in found)]
+              if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in found)
+              and not pattern.startswith(tuple(unseen))]
     return unused, sum(len(names) for names in theirs.values())
 
 

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
-import paddle
 
 from ..._core import live_buffers
 from ..._dtypes import WORDS
 from ..common import SingleGroup
 from ..st_types import Device, DeviceType, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
+
+paddle: Any = importlib.import_module("paddle")
 
 # paddle has no unsigned types beyond 8 bits: U16 is what bfloat16's bits come as, U32 and U64 take
 # the signed types of the same width.

@@ -331,7 +331,8 @@ class TorchOp(FrameworkOpBase):
         real = torch.empty(length, dtype=torch.uint8, pin_memory=True)
         with open(filename, "rb", buffering=0) as file:
             file.seek(offset)
-            view, done = memoryview(real.numpy()), 0
+            bytes_of: Any = real.numpy()
+            view, done = memoryview(bytes_of), 0
             while done < length:
                 count = file.readinto(view[done:])
                 if not count:
@@ -377,7 +378,7 @@ class TorchOp(FrameworkOpBase):
 
     def from_dlpack(self, dl_tensor: Any, device: Device, dtype: DType) -> TorchTensor:
         """Make a tensor of a DLPack capsule."""
-        return TorchTensor(device, dtype, torch.utils.dlpack.from_dlpack(dl_tensor))
+        return TorchTensor(device, dtype, torch.from_dlpack(dl_tensor))
 
     def get_native_shape(self, dtype: DType, st_shape: list[int]) -> list[int]:
         """Return torch's shape: of 4-bit floats it counts pairs."""
