@@ -84,7 +84,8 @@ FST_API FST_NODISCARD fst_status fst_model_open(const char *path, const fst_open
                                                 fst_model **out, fst_error *error);
 
 /// Opens `path_count` files as one model, in the order given. A tensor name in two files is an
-/// error, and so is no path at all.
+/// error, and so is no path at all. With FST_OPEN_VERIFY each finds a manifest of its own; chunks
+/// of different sizes are FST_E_UNSUPPORTED.
 FST_API FST_NODISCARD fst_status fst_model_open_files(const char *const *paths, size_t path_count,
                                                       const fst_open_options *options,
                                                       fst_model **out, fst_error *error);

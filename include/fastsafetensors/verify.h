@@ -53,12 +53,12 @@ typedef struct fst_manifest_options {
     uint32_t chunk_bytes;  ///< 64 KiB to 1 MiB, a power of two; 0: 1 MiB
     uint32_t thread_count; ///< 0: as many as the process may use, at least 4
     uint32_t flags;        ///< FST_MANIFEST_* or 0
-    /// An older manifest, or NULL. What it says of a file stands where the file still has that size
-    /// and was last written to, and last changed in any other way (its ctime), before that manifest
-    /// was begun: the file is not read. That trusts the file system: bytes that went bad on the
-    /// disk, or were changed behind its back, keep their times; and it is the file itself that is
-    /// to be given here, as its own time counts: not a copy. FST_E_ARGUMENT for one of another
-    /// digest or chunk_bytes.
+    /// An older manifest, or NULL. What it says of a file stands where that still is the same inode
+    /// with the size, the modification time and the change time (ctime) that the manifest has
+    /// noted: the file is not read. That trusts the file system: bytes that went bad on the disk,
+    /// or were changed behind its back, keep their times. Files that were changed within two
+    /// seconds before their manifest was begun, and copies, are read. FST_E_ARGUMENT for one of
+    /// another digest or chunk_bytes.
     const char *keep;
 } fst_manifest_options;
 
@@ -75,9 +75,9 @@ typedef struct fst_manifest_stats {
 /// Makes the manifest of the model at `path` and puts it at `target` (NULL: where FST_OPEN_VERIFY
 /// looks for it: FILE.manifest, or model.manifest in the folder), all of it or nothing. A file's
 /// lists that file; a folder's, and an index's, every file directly in the folder but hidden ones
-/// and *.manifest, *.digest and *.sig, and what the index names. Its modification time is the
-/// moment at which it was begun. `options` and `stats` may be NULL: XXH3 of 128 bits.
-/// Besides the errors of opening: FST_E_FILE_CHANGED, FST_E_UNSUPPORTED without libcrypto.
+/// and *.manifest, *.digest and *.sig, and what the index names. `options` and `stats` may be NULL:
+/// XXH3 of 128 bits. Besides the errors of opening: FST_E_FILE_CHANGED, FST_E_UNSUPPORTED without
+/// libcrypto.
 FST_API FST_NODISCARD fst_status fst_manifest_write(const char *path, const char *target,
                                                     const fst_manifest_options *options,
                                                     fst_manifest_stats *stats, fst_error *error);

@@ -128,11 +128,17 @@ bool fsti_path_stays_inside(const char *name, size_t size);
 
 // ---- manifests ----
 
+/// By what a file is known again that nobody has touched: all zero where nothing is known.
+typedef struct fsti_file_stamp {
+    uint64_t modified_ns, changed_ns, inode;
+} fsti_file_stamp;
+
 /// A file of a manifest.
 typedef struct fsti_manifest_file {
     const char *name; ///< relative to the model's folder; NUL-terminated
     size_t name_size;
     uint64_t size_bytes;
+    fsti_file_stamp stamp;
     uint64_t header_bytes; ///< that `header` is the digest of; 0: no safetensors file
     unsigned char header[FSTI_DIGEST_BYTES_MAX];
     const unsigned char *digests; ///< of its chunks

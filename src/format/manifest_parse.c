@@ -77,6 +77,16 @@ static bool read_file_name(manifest_build *build, fsti_manifest_file *file) {
     return json_fault(&build->reader, "files are not in the order of their names, once each");
 }
 
+static bool read_stamp_line(manifest_build *build, fsti_file_stamp *stamp) {
+    json_reader *reader = &build->reader;
+    if (!take_word(reader, "stamp ")) return true;
+    return read_number(reader, &stamp->modified_ns) && expect_word(reader, " ", "no second time") &&
+           read_number(reader, &stamp->changed_ns) && expect_word(reader, " ", "no inode") &&
+           read_number(reader, &stamp->inode) &&
+           expect_word(reader, "\n", "something behind the inode") &&
+           (stamp->inode != 0 || json_fault(reader, "an inode that none has"));
+}
+
 static bool read_header_line(manifest_build *build, fsti_manifest_file *file) {
     json_reader *reader = &build->reader;
     if (!take_word(reader, "header ")) return true;
@@ -132,8 +142,8 @@ static bool read_file(manifest_build *build) {
     fsti_manifest_file file = {.header_bytes = 0};
     if (!read_number(&build->reader, &file.size_bytes) ||
         !expect_word(&build->reader, " ", "no name of the file") || !read_file_name(build, &file) ||
-        !read_header_line(build, &file) || !read_chunk_lines(build, &file) ||
-        !read_tensor_lines(build, &file))
+        !read_stamp_line(build, &file.stamp) || !read_header_line(build, &file) ||
+        !read_chunk_lines(build, &file) || !read_tensor_lines(build, &file))
         return false;
     if (!fsti_array_reserve((void **)&manifest->files, &build->file_capacity, manifest->file_count,
                             sizeof *manifest->files, UINT32_MAX)) {

@@ -9,6 +9,17 @@ static void put_digest(text_out *text, const fsti_digest_kind *kind, const unsig
     fsti_text_puts(text, digits);
 }
 
+static void put_stamp(text_out *text, const fsti_file_stamp *stamp) {
+    if (stamp->inode == 0) return;
+    fsti_text_puts(text, "stamp ");
+    fsti_text_put_number(text, stamp->modified_ns);
+    fsti_text_puts(text, " ");
+    fsti_text_put_number(text, stamp->changed_ns);
+    fsti_text_puts(text, " ");
+    fsti_text_put_number(text, stamp->inode);
+    fsti_text_puts(text, "\n");
+}
+
 static void put_file(text_out *text, const fsti_manifest_draft *draft,
                      const fsti_manifest_file *file) {
     uint64_t count = fsti_digest_chunk_count(file->size_bytes, draft->chunk_bytes);
@@ -17,6 +28,7 @@ static void put_file(text_out *text, const fsti_manifest_draft *draft,
     fsti_text_puts(text, " ");
     fsti_text_put_json(text, file->name, file->name_size);
     fsti_text_puts(text, "\n");
+    put_stamp(text, &file->stamp);
     if (file->header_bytes > 0) {
         fsti_text_puts(text, "header ");
         fsti_text_put_number(text, file->header_bytes);

@@ -57,6 +57,7 @@ typedef struct file_list {
     size_t count;
     const fsti_index *index; ///< NULL: none
     model_verification *verification;
+    const model_wish *each; ///< NULL, or what each path finds a manifest of its own by
 } file_list;
 
 static fst_status open_files(const file_list *files, uint32_t flags, fst_model **out,
@@ -68,6 +69,10 @@ static fst_status open_files(const file_list *files, uint32_t flags, fst_model *
     else
         model->verification = files->verification;
     for (size_t i = 0; i < files->count && status == FST_OK; i++) {
+        if (files->each != NULL)
+            status =
+                fsti_verification_add(files->paths[i], files->each, &model->verification, error);
+        if (status != FST_OK) break;
         status = fsti_model_file_open(model, files->paths[i], flags, &model->files[i], error);
         if (status == FST_OK) model->file_count++;
     }
@@ -95,8 +100,7 @@ fst_status fsti_model_open_source(const fst_source *source, const model_wish *wi
 
 fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
                                  const model_wish *wish, fst_model **out, fst_error *error) {
-    file_list files = {.paths = paths, .count = path_count};
-    FST_TRY(fsti_verification_open(paths[0], wish, &files.verification, error));
+    file_list files = {.paths = paths, .count = path_count, .each = wish};
     return open_files(&files, wish->flags, out, error);
 }
 

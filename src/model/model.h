@@ -15,6 +15,7 @@ typedef struct model_verification {
     char *path;   ///< of the manifest
     char *folder; ///< with its last slash; "" is the current one
     fsti_manifest manifest;
+    struct model_verification *next; ///< of a model of several paths: what the ones before have
 } model_verification;
 
 /// A bundle whose signature is good.
@@ -39,6 +40,11 @@ typedef struct model_wish {
 /// Reads the manifest that is wished for at `path`, a model's; *out is NULL where none is.
 fst_status fsti_verification_open(const char *path, const model_wish *wish,
                                   model_verification **out, fst_error *error);
+/// The same for a further path of the model: what it finds comes before the others in *list, unless
+/// that is the manifest that is first already.
+fst_status fsti_verification_add(const char *path, const model_wish *wish,
+                                 model_verification **list, fst_error *error);
+/// All of a list.
 void fsti_verification_close(model_verification *verification);
 /// What the manifest says of a file; FST_E_DIGEST when it does not list it.
 fst_status fsti_verification_find(const model_verification *verification, const char *path,

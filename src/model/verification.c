@@ -12,11 +12,14 @@
 #define FOLDER_NAME "model.manifest"
 
 void fsti_verification_close(model_verification *verification) {
-    if (verification == NULL) return;
-    fsti_manifest_clear(&verification->manifest);
-    fsti_free(verification->path);
-    fsti_free(verification->folder);
-    fsti_free(verification);
+    while (verification != NULL) {
+        model_verification *next = verification->next;
+        fsti_manifest_clear(&verification->manifest);
+        fsti_free(verification->path);
+        fsti_free(verification->folder);
+        fsti_free(verification);
+        verification = next;
+    }
 }
 
 static bool is_folder(const char *path) {
@@ -157,32 +160,54 @@ static fst_status read_manifest(model_verification *verification, const model_wi
     return status;
 }
 
-fst_status fsti_verification_open(const char *path, const model_wish *wish,
-                                  model_verification **out, fst_error *error) {
-    *out = NULL;
-    if (wish->manifest == NULL && (wish->flags & FST_OPEN_VERIFY) == 0) return FST_OK;
+/// Where to look, and what is there: nothing of it has been read.
+static fst_status find_manifest(const char *path, const model_wish *wish, model_verification *made,
+                                fst_error *error) {
     bool is_dir = is_folder(path);
-    model_verification *made = fsti_alloc_zeroed(1, sizeof *made);
-    if (made == NULL) return fsti_error_memory(error, sizeof *made);
-    fst_status status = FST_OK;
     made->folder = make_folder(path, is_dir);
-    if (made->folder == NULL)
-        status = fsti_error_memory(error, strlen(path));
-    else if (wish->manifest == NULL)
-        status = find_beside(path, made->folder, is_dir, &made->path, error);
-    else
-        made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest));
-    if (status == FST_OK && made->path == NULL) {
-        (void)fsti_error_memory(error, strlen(path));
-        status = FST_E_NO_MEMORY;
+    if (made->folder == NULL) return fsti_error_memory(error, strlen(path));
+    if (wish->manifest == NULL) return find_beside(path, made->folder, is_dir, &made->path, error);
+    made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest));
+    return made->path == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
+}
+
+/// Those of a load are cut at the same places.
+static fst_status check_chunks(const model_verification *made, const model_verification *before,
+                               fst_error *error) {
+    if (before == NULL || before->manifest.chunk_bytes == made->manifest.chunk_bytes) return FST_OK;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = made->path;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, place,
+                          "chunks of %u bytes here and of %u bytes in %.200s: make both of one "
+                          "size, or open the files one by one",
+                          made->manifest.chunk_bytes, before->manifest.chunk_bytes, before->path);
+}
+
+fst_status fsti_verification_add(const char *path, const model_wish *wish,
+                                 model_verification **list, fst_error *error) {
+    if (wish->manifest == NULL && (wish->flags & FST_OPEN_VERIFY) == 0) return FST_OK;
+    model_verification *made = fsti_alloc_zeroed(1, sizeof *made), *before = *list;
+    if (made == NULL) return fsti_error_memory(error, sizeof *made);
+    fst_status status = find_manifest(path, wish, made, error);
+    if (status == FST_OK && before != NULL && strcmp(before->path, made->path) == 0) {
+        fsti_verification_close(made);
+        return FST_OK;
     }
     if (status == FST_OK) status = read_manifest(made, wish, error);
+    if (status == FST_OK) status = check_chunks(made, before, error);
     if (status != FST_OK) {
         fsti_verification_close(made);
         return status;
     }
-    *out = made;
+    made->next = before;
+    *list = made;
     return FST_OK;
+}
+
+fst_status fsti_verification_open(const char *path, const model_wish *wish,
+                                  model_verification **out, fst_error *error) {
+    *out = NULL;
+    return fsti_verification_add(path, wish, out, error);
 }
 
 fst_status fsti_verification_find(const model_verification *verification, const char *path,
@@ -222,4 +247,10 @@ void fsti_model_verification(const fst_model *model, fst_verification *out) {
     out->digest = verification->manifest.kind->number;
     out->chunk_bytes = verification->manifest.chunk_bytes;
     out->file_count = verification->manifest.file_count;
+    while (verification->next != NULL) {
+        verification = verification->next; // the last is the first path's
+        out->manifest = verification->path;
+        out->digest = verification->manifest.kind->number;
+        out->file_count += verification->manifest.file_count;
+    }
 }

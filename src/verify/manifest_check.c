@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A folder held against a manifest: all of it is read, and everything that differs is told.
+#include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -12,7 +13,8 @@
 typedef struct check_job {
     model_verification *verification;
     const fsti_check_listener *listener;
-    scan_file *scans;
+    size_t first_file; ///< of those that are open
+    scan_file scans[FSTI_SCAN_FILES_MAX];
     pthread_mutex_t lock; ///< for what follows
     uint64_t difference_count;
     fst_error first;
@@ -31,7 +33,7 @@ static fst_status check_chunk(fsti_scan *scan, size_t file_index, uint64_t begin
                               size_t size_bytes, fst_error *error) {
     check_job *job = scan->context;
     const fsti_manifest *manifest = &job->verification->manifest;
-    const fsti_manifest_file *listed = &manifest->files[file_index];
+    const fsti_manifest_file *listed = &manifest->files[job->first_file + file_index];
     fsti_digest_list list = {.kind = manifest->kind,
                              .digests = listed->digests,
                              .file_bytes = listed->size_bytes,
@@ -46,38 +48,73 @@ static fst_status check_chunk(fsti_scan *scan, size_t file_index, uint64_t begin
     return FST_OK;
 }
 
+/// What says nothing of the file: the process or the system has come to an end of something.
+static bool is_shortage(const fst_error *error) {
+    return error->status == FST_E_NO_MEMORY || error->os_errno == EMFILE ||
+           error->os_errno == ENFILE || error->os_errno == ENOMEM;
+}
+
 /// Opens a listed file; one that is not there, or has another size, is told and not read.
-static void open_listed(check_job *job, const char *path, const fsti_manifest_file *listed,
-                        fsti_file **out) {
-    fst_error error;
+static fst_status open_listed(check_job *job, const char *path, const fsti_manifest_file *listed,
+                              fsti_file **out, fst_error *error) {
+    fst_error difference;
     fsti_error_place place = FSTI_NOWHERE;
     place.file = path;
     *out = NULL;
-    if (fsti_file_open(path, out, &error) != FST_OK) {
+    if (fsti_file_open(path, out, &difference) != FST_OK) {
         *out = NULL;
-        tell(job, &error);
+        if (is_shortage(&difference)) {
+            if (error != NULL) *error = difference;
+            return difference.status;
+        }
+        tell(job, &difference);
     } else if (fsti_file_size(*out) != listed->size_bytes) {
         fsti_error_set(
-            &error, FST_E_DIGEST, place, "the file has %llu bytes, the manifest says %llu",
+            &difference, FST_E_DIGEST, place, "the file has %llu bytes, the manifest says %llu",
             (unsigned long long)fsti_file_size(*out), (unsigned long long)listed->size_bytes);
-        tell(job, &error);
+        tell(job, &difference);
         fsti_file_unref(*out);
         *out = NULL;
     }
+    return FST_OK;
 }
 
-static fst_status open_all(check_job *job, fst_error *error) {
+/// Opens the files from job->first_file on, as many as are open at a time: *count.
+static fst_status open_some(check_job *job, size_t *count, fst_error *error) {
     const fsti_manifest *manifest = &job->verification->manifest;
     folder_files place = {.folder = job->verification->folder};
-    job->scans = fsti_alloc_zeroed(manifest->file_count, sizeof *job->scans);
-    if (job->scans == NULL) return fsti_error_memory(error, manifest->file_count);
-    for (size_t i = 0; i < manifest->file_count; i++) {
-        char *path = fsti_folder_join(&place, manifest->files[i].name);
-        if (path == NULL) return fsti_error_memory(error, manifest->files[i].name_size);
-        open_listed(job, path, &manifest->files[i], &job->scans[i].file);
+    *count = (size_t)fsti_min(manifest->file_count - job->first_file, FSTI_SCAN_FILES_MAX);
+    for (size_t i = 0; i < *count; i++) {
+        const fsti_manifest_file *listed = &manifest->files[job->first_file + i];
+        char *path = fsti_folder_join(&place, listed->name);
+        if (path == NULL) return fsti_error_memory(error, listed->name_size);
+        fst_status status = open_listed(job, path, listed, &job->scans[i].file, error);
         fsti_free(path);
+        FST_TRY(status);
     }
     return FST_OK;
+}
+
+static void close_some(check_job *job) {
+    for (size_t i = 0; i < FSTI_SCAN_FILES_MAX; i++) {
+        fsti_file_unref(job->scans[i].file);
+        job->scans[i].file = NULL;
+    }
+}
+
+/// Reads the files from job->first_file on that are open at a time; *bytes_read grows.
+static fst_status check_some(check_job *job, size_t *count, uint64_t *bytes_read,
+                             fst_error *error) {
+    fst_status status = open_some(job, count, error);
+    fsti_scan scan = {.files = job->scans,
+                      .file_count = *count,
+                      .chunk_bytes = job->verification->manifest.chunk_bytes,
+                      .take = check_chunk,
+                      .context = job};
+    if (status == FST_OK) status = fsti_scan_run(&scan, error);
+    *bytes_read += atomic_load(&scan.bytes_read);
+    close_some(job);
+    return status;
 }
 
 /// Tells of model files at the path that the manifest does not list: nothing was said of these.
@@ -107,15 +144,11 @@ static fst_status check_all(check_job *job, const char *path, fst_manifest_stats
                             fst_error *error) {
     const fsti_manifest *manifest = &job->verification->manifest;
     FST_TRY(tell_unlisted(job, path, error));
-    FST_TRY(open_all(job, error));
-    fsti_scan scan = {.files = job->scans,
-                      .file_count = manifest->file_count,
-                      .chunk_bytes = manifest->chunk_bytes,
-                      .take = check_chunk,
-                      .context = job};
-    FST_TRY(fsti_scan_run(&scan, error));
+    stats->bytes_read = 0;
+    for (size_t count; job->first_file < manifest->file_count; job->first_file += count)
+        FST_TRY(check_some(job, &count, &stats->bytes_read, error));
     stats->file_count = manifest->file_count;
-    stats->bytes_read = stats->bytes_hashed = atomic_load(&scan.bytes_read);
+    stats->bytes_hashed = stats->bytes_read;
     if (job->difference_count == 0) return FST_OK;
     if (error != NULL) *error = job->first;
     if (error != NULL) error->status = FST_E_DIGEST;
@@ -131,9 +164,6 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
     FST_TRY(fsti_verification_open(path, &wish, &job.verification, error));
     pthread_mutex_init(&job.lock, NULL);
     fst_status status = check_all(&job, path, stats, error);
-    for (size_t i = 0; job.scans != NULL && i < job.verification->manifest.file_count; i++)
-        fsti_file_unref(job.scans[i].file);
-    fsti_free(job.scans);
     fsti_verification_close(job.verification);
     pthread_mutex_destroy(&job.lock);
     stats->total_ns = fsti_now_ns() - start_ns;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Making a manifest: files are opened, their headers read, every chunk digested by several
 /// threads.
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,8 +13,8 @@
 #include "verify.h"
 
 #define CHUNK_BYTES_DEFAULT ((uint32_t)1 << 20)
-/// What was changed so shortly before a manifest was begun may have been changed after: the
-/// kernel's stamps are that coarse on some file systems.
+/// What was changed so shortly before a manifest was begun may be changed again without another
+/// stamp: they are that coarse on some file systems. Such a file gets none.
 #define STAMP_SECONDS 2
 
 typedef struct made_file {
@@ -33,9 +32,10 @@ typedef struct manifest_job {
     folder_files list;
     made_file *files;
     fsti_manifest_file *rows;
-    scan_file *scans;
+    size_t first_file; ///< of those that are open
+    scan_file scans[FSTI_SCAN_FILES_MAX];
     fsti_manifest old; ///< whose digests may stand
-    struct timespec old_begun;
+    struct timespec begun;
     atomic_uint_fast64_t bytes_hashed;
 } manifest_job;
 
@@ -49,18 +49,36 @@ static void clear_job(manifest_job *job) {
     }
     fsti_free(job->files);
     fsti_free(job->rows);
-    fsti_free(job->scans);
     fsti_manifest_clear(&job->old);
     fsti_folder_files_clear(&job->list);
 }
 
-static bool is_before(const struct timespec *time, const struct timespec *limit) {
-    return time->tv_sec + STAMP_SECONDS < limit->tv_sec;
+static uint64_t time_ns(const struct timespec *time) {
+    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
+
+static fsti_file_stamp stamp_of(const struct stat *info) {
+    return (fsti_file_stamp){.modified_ns = time_ns(&info->st_mtim),
+                             .changed_ns = time_ns(&info->st_ctim),
+                             .inode = info->st_ino};
+}
+
+static bool is_same_stamp(const fsti_file_stamp *a, const fsti_file_stamp *b) {
+    return a->modified_ns == b->modified_ns && a->changed_ns == b->changed_ns &&
+           a->inode == b->inode;
+}
+
+/// Whether another change of the file, from now on, will show in its stamp.
+static bool is_settled(const manifest_job *job, const struct stat *info) {
+    const struct timespec *times[] = {&info->st_mtim, &info->st_ctim};
+    for (int i = 0; i < 2; i++)
+        if (times[i]->tv_sec < 0 || times[i]->tv_sec + STAMP_SECONDS >= job->begun.tv_sec)
+            return false;
+    return true;
 }
 
 /// Reads the manifest whose digests may stand; it has to be of the same kind.
 static fst_status read_old(manifest_job *job, fst_error *error) {
-    struct stat info;
     const char *path = job->options->keep;
     if (path == NULL) return FST_OK;
     model_verification *old;
@@ -73,12 +91,9 @@ static fst_status read_old(manifest_job *job, fst_error *error) {
         status = fsti_error_set(error, FST_E_ARGUMENT, place,
                                 "its digests are %s of %u bytes: ask for the same, or keep nothing",
                                 old->manifest.kind->name, old->manifest.chunk_bytes);
-    else if (stat(path, &info) != 0)
-        status = fsti_error_errno(error, errno, path, "looking at the manifest");
     if (status == FST_OK) {
         job->old = old->manifest;
         old->manifest = (fsti_manifest){0};
-        job->old_begun = info.st_mtim;
     }
     fsti_verification_close(old);
     return status;
@@ -89,8 +104,9 @@ static bool keep_file(const manifest_job *job, size_t index, const struct stat *
     const char *name = job->list.names[index];
     const fsti_manifest_file *old = fsti_manifest_find(&job->old, name, strlen(name));
     bool lacks_tensors = (job->options->flags & FST_MANIFEST_TENSORS) != 0;
+    fsti_file_stamp now = stamp_of(info);
     if (old == NULL || old->size_bytes != (uint64_t)info->st_size ||
-        !is_before(&info->st_mtim, &job->old_begun) || !is_before(&info->st_ctim, &job->old_begun))
+        !is_same_stamp(&old->stamp, &now))
         return false;
     if (lacks_tensors && old->header_bytes > 0 && old->tensor_lines_size == 0) return false;
     job->rows[index] = *old;
@@ -132,20 +148,22 @@ static fst_status open_file(manifest_job *job, size_t index, fst_manifest_stats 
     const char *name = job->list.names[index];
     made->path = fsti_folder_join(&job->list, name);
     if (made->path == NULL) return fsti_error_memory(error, strlen(name));
-    if (stat(made->path, &info) == 0 && keep_file(job, index, &info)) {
+    bool is_there = stat(made->path, &info) == 0;
+    if (is_there && keep_file(job, index, &info)) {
         stats->files_kept++;
         return FST_OK;
     }
     FST_TRY(fsti_file_open(made->path, &made->file, error));
     *row = (fsti_manifest_file){
         .name = name, .name_size = strlen(name), .size_bytes = fsti_file_size(made->file)};
+    if (is_there && is_settled(job, &info)) row->stamp = stamp_of(&info);
     if (fsti_verify_is_model(name) || job->list.is_single)
         FST_TRY(read_header(made, row, job, error));
     uint64_t count = fsti_digest_chunk_count(row->size_bytes, job->chunk_bytes);
     made->chunks = fsti_alloc_zeroed((size_t)count + 1, job->kind->digest_bytes);
     if (made->chunks == NULL) return fsti_error_memory(error, count * job->kind->digest_bytes);
     row->digests = made->chunks;
-    job->scans[index].file = made->file;
+    job->scans[index - job->first_file].file = made->file;
     return FST_OK;
 }
 
@@ -155,7 +173,8 @@ static fst_status digest_chunk(fsti_scan *scan, size_t file_index, uint64_t begi
     uint64_t number = begin / job->chunk_bytes;
     atomic_fetch_add(&job->bytes_hashed, size_bytes);
     if (job->kind->hash(bytes, size_bytes,
-                        job->files[file_index].chunks + number * job->kind->digest_bytes))
+                        job->files[job->first_file + file_index].chunks +
+                            number * job->kind->digest_bytes))
         return FST_OK;
     return fsti_error_memory(error, size_bytes);
 }
@@ -185,10 +204,10 @@ static fst_status digest_tensor(manifest_job *job, made_file *made, const fsti_t
     return status;
 }
 
-static fst_status digest_tensors(manifest_job *job, fst_error *error) {
+static fst_status digest_tensors(manifest_job *job, size_t end, fst_error *error) {
     char *buffer = fsti_alloc(job->chunk_bytes);
     fst_status status = buffer == NULL ? fsti_error_memory(error, job->chunk_bytes) : FST_OK;
-    for (size_t i = 0; i < job->list.count && status == FST_OK; i++) {
+    for (size_t i = job->first_file; i < end && status == FST_OK; i++) {
         made_file *made = &job->files[i];
         if (made->header == NULL) continue;
         for (size_t t = 0; t < made->header->tensor_count && status == FST_OK; t++)
@@ -201,25 +220,48 @@ static fst_status digest_tensors(manifest_job *job, fst_error *error) {
     return status;
 }
 
-static fst_status fill_rows(manifest_job *job, fst_manifest_stats *stats, fst_error *error) {
-    size_t count = job->list.count;
-    job->files = fsti_alloc_zeroed(count, sizeof *job->files);
-    job->rows = fsti_alloc_zeroed(count, sizeof *job->rows);
-    job->scans = fsti_alloc_zeroed(count, sizeof *job->scans);
-    if (job->files == NULL || job->rows == NULL || job->scans == NULL)
-        return fsti_error_memory(error, count * sizeof *job->files);
-    for (size_t i = 0; i < count; i++) FST_TRY(open_file(job, i, stats, error));
+/// A file that was read is done with. Its stamp stands if it is still the one of the path.
+static void finish_file(made_file *made, fsti_manifest_file *row) {
+    struct stat info;
+    if (made->file == NULL) return;
+    fsti_file_stamp now = {0};
+    if (stat(made->path, &info) == 0) now = stamp_of(&info);
+    if (!is_same_stamp(&row->stamp, &now)) row->stamp = (fsti_file_stamp){0};
+    fsti_file_unref(made->file);
+    fsti_header_unref(made->header);
+    made->file = NULL;
+    made->header = NULL;
+}
+
+/// Everything of the files from job->first_file on that are open at a time: *end is behind them.
+static fst_status fill_some(manifest_job *job, size_t *end, fst_manifest_stats *stats,
+                            fst_error *error) {
+    *end = (size_t)fsti_min(job->list.count, job->first_file + FSTI_SCAN_FILES_MAX);
+    memset(job->scans, 0, sizeof job->scans);
+    for (size_t i = job->first_file; i < *end; i++) FST_TRY(open_file(job, i, stats, error));
     fsti_scan scan = {.files = job->scans,
-                      .file_count = count,
+                      .file_count = *end - job->first_file,
                       .chunk_bytes = job->chunk_bytes,
                       .thread_count = job->options->thread_count,
                       .take = digest_chunk,
                       .context = job};
     FST_TRY(fsti_scan_run(&scan, error));
-    stats->bytes_read = atomic_load(&scan.bytes_read);
-    if ((job->options->flags & FST_MANIFEST_TENSORS) != 0) FST_TRY(digest_tensors(job, error));
-    stats->bytes_hashed = atomic_load(&job->bytes_hashed);
-    if ((job->options->flags & FST_MANIFEST_TENSORS) != 0) stats->bytes_read = stats->bytes_hashed;
+    if ((job->options->flags & FST_MANIFEST_TENSORS) != 0)
+        FST_TRY(digest_tensors(job, *end, error));
+    for (size_t i = job->first_file; i < *end; i++) finish_file(&job->files[i], &job->rows[i]);
+    return FST_OK;
+}
+
+static fst_status fill_rows(manifest_job *job, fst_manifest_stats *stats, fst_error *error) {
+    size_t count = job->list.count;
+    job->files = fsti_alloc_zeroed(count, sizeof *job->files);
+    job->rows = fsti_alloc_zeroed(count, sizeof *job->rows);
+    if (job->files == NULL || job->rows == NULL)
+        return fsti_error_memory(error, count * sizeof *job->files);
+    for (size_t end; job->first_file < count; job->first_file = end)
+        FST_TRY(fill_some(job, &end, stats, error));
+    // Everything that is read is digested, and nothing else.
+    stats->bytes_read = stats->bytes_hashed = atomic_load(&job->bytes_hashed);
     stats->file_count = count;
     return FST_OK;
 }
@@ -231,8 +273,7 @@ static char *default_target(const folder_files *list) {
     return fsti_folder_join(list, name);
 }
 
-static fst_status place_manifest(manifest_job *job, const char *target,
-                                 const struct timespec *begun, fst_error *error) {
+static fst_status place_manifest(manifest_job *job, const char *target, fst_error *error) {
     char *text, *own = target == NULL ? default_target(&job->list) : NULL;
     size_t size;
     fsti_manifest_draft draft = {.kind = job->kind,
@@ -242,7 +283,7 @@ static fst_status place_manifest(manifest_job *job, const char *target,
     if (target == NULL && own == NULL) return fsti_error_memory(error, 64);
     fst_status status = fsti_manifest_write(&draft, &text, &size, error);
     if (status == FST_OK) {
-        status = fsti_text_place(target == NULL ? own : target, text, size, begun, error);
+        status = fsti_text_place(target == NULL ? own : target, text, size, error);
         fsti_free(text);
     }
     fsti_free(own);
@@ -252,18 +293,17 @@ static fst_status place_manifest(manifest_job *job, const char *target,
 fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
-    struct timespec begun;
     uint64_t start_ns = fsti_now_ns();
     manifest_job job = {.options = options,
                         .kind = fsti_digest_get(options->digest),
                         .chunk_bytes = options->chunk_bytes};
-    clock_gettime(CLOCK_REALTIME, &begun);
+    clock_gettime(CLOCK_REALTIME, &job.begun);
     if (job.chunk_bytes == 0) job.chunk_bytes = CHUNK_BYTES_DEFAULT;
     FST_TRY(job.kind->ready(error));
     fst_status status = read_old(&job, error);
     if (status == FST_OK) status = fsti_folder_files(path, &job.list, error);
     if (status == FST_OK) status = fill_rows(&job, stats, error);
-    if (status == FST_OK) status = place_manifest(&job, target, &begun, error);
+    if (status == FST_OK) status = place_manifest(&job, target, error);
     clear_job(&job);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;

@@ -36,19 +36,12 @@ static bool write_all(int fd, const char *bytes, size_t size) {
     return true;
 }
 
-static bool finish_file(int fd, const struct timespec *modified) {
-    if (modified == NULL) return fsync(fd) == 0;
-    const struct timespec times[2] = {*modified, *modified};
-    return futimens(fd, times) == 0 && fsync(fd) == 0;
-}
-
-fst_status fsti_text_place(const char *path, const char *bytes, size_t size,
-                           const struct timespec *modified, fst_error *error) {
+fst_status fsti_text_place(const char *path, const char *bytes, size_t size, fst_error *error) {
     size_t room = strlen(path) + 32;
     char *fresh = fsti_alloc(room);
     if (fresh == NULL) return fsti_error_memory(error, room);
     int fd = make_fresh(path, fresh, room);
-    bool good = fd >= 0 && write_all(fd, bytes, size) && finish_file(fd, modified);
+    bool good = fd >= 0 && write_all(fd, bytes, size) && fsync(fd) == 0;
     int os_errno = errno;
     if (fd >= 0 && close(fd) != 0 && good) {
         os_errno = errno;

@@ -3,13 +3,10 @@
 #ifndef FSTI_MANIFEST_TEXT_H
 #define FSTI_MANIFEST_TEXT_H
 
-#include <time.h>
-
 #include "base/base.h"
 
-/// Puts a text at `path`, all of it or nothing, on the disk when it returns; *modified (or NULL) is
-/// the modification time that it gets.
+/// Puts a text at `path`, all of it or nothing, on the disk when it returns.
 fst_status fsti_text_place(const char *path, const char *bytes, size_t size,
-                           const struct timespec *modified, fst_error *error);
+                           fst_error *error);
 
 #endif

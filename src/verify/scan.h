@@ -33,6 +33,9 @@ struct fsti_scan {
     fst_error error;
 };
 
+/// Files that are open at a time: a folder may have more than a process may open.
+#define FSTI_SCAN_FILES_MAX ((size_t)64)
+
 /// Reads all files. Each is looked at when its last byte came: FST_E_FILE_CHANGED.
 fst_status fsti_scan_run(fsti_scan *scan, fst_error *error);
 

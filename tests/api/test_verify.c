@@ -9,43 +9,7 @@
 
 #include "check.h"
 #include "fixture.h"
-
-#define COUNT 12u
-#define BYTES ((uint64_t)700001)
-#define CHUNK ((uint64_t)1 << 20)
-
-/// Changes one bit of a file, and nothing else about it that a program looks at.
-static void flip(const char *path, uint64_t bit) {
-    struct stat info;
-    unsigned char byte;
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    off_t at = (off_t)(bit / 8);
-    if (fd < 0 || fstat(fd, &info) != 0 || pread(fd, &byte, 1, at) != 1) abort();
-    byte ^= (unsigned char)(1u << bit % 8);
-    if (pwrite(fd, &byte, 1, at) != 1) abort();
-    const struct timespec times[2] = {info.st_atim, info.st_mtim};
-    if (futimens(fd, times) != 0) abort();
-    close(fd);
-}
-
-static uint64_t size_of(const char *path) {
-    struct stat info;
-    return stat(path, &info) == 0 ? (uint64_t)info.st_size : 0;
-}
-
-/// A model with a manifest beside it.
-static const char *make_listed(const char *name, fst_digest digest, uint32_t chunk_bytes) {
-    const char *path = fixture_tensors(name, COUNT, BYTES);
-    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
-    fst_error error = {0};
-    options.digest = digest;
-    options.chunk_bytes = chunk_bytes;
-    if (fst_manifest_write(path, NULL, &options, NULL, &error) != FST_OK) {
-        fprintf(stderr, "%s\n", error.message);
-        return NULL;
-    }
-    return path;
-}
+#include "verify_fixture.h"
 
 static fst_status open_verified(const char *path, fst_model **model, fst_error *error) {
     fst_open_options options = FST_STRUCT_INIT(fst_open_options);
@@ -357,81 +321,6 @@ TEST(what_was_found_is_told)
     CHECK(found.manifest == NULL);
     fst_model_close(model);
     CHECK_TEXT(fst_digest_name((fst_digest)77), "unknown");
-}
-
-static void count_difference(void *context, const fst_error *difference) {
-    ++*(int *)context;
-    if (difference->status != FST_E_DIGEST && difference->status != FST_E_NOT_FOUND) abort();
-}
-
-TEST(a_check_reads_all_and_tells_all)
-{
-    const char *path = make_listed("checked", FST_DIGEST_XXH3_128, 64u << 10);
-    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
-    fst_error error;
-    int count = 0;
-    CHECK(path != NULL);
-    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error), FST_OK);
-    CHECK_INT(count, 0);
-    CHECK_INT(stats.bytes_read, size_of(path));
-    flip(path, 8 * 100000);
-    flip(path, 8 * 3000000);
-    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error),
-              FST_E_DIGEST);
-    CHECK_INT(count, 2);
-    char manifest[4096];
-    snprintf(manifest, sizeof manifest, "%s.manifest", path);
-    unlink(path);
-    CHECK_INT(fst_manifest_check(path, manifest, count_difference, &count, NULL, &error),
-              FST_E_DIGEST);
-    CHECK_INT(count, 3);
-}
-
-TEST(digests_of_old_stand_for_files_that_nobody_touched)
-{
-    const char *path = make_listed("kept", FST_DIGEST_BLAKE3, 0);
-    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
-    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
-    char manifest[4096], again[4200];
-    fst_error error;
-    CHECK(path != NULL);
-    snprintf(manifest, sizeof manifest, "%s.manifest", path);
-    snprintf(again, sizeof again, "%s.again", path);
-    options.digest = FST_DIGEST_BLAKE3;
-    options.keep = manifest;
-    // Written within the kernel's stamps of the manifest: nobody can tell which came first.
-    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_OK);
-    CHECK_INT(stats.files_kept, 0);
-    const struct timespec later[2] = {{.tv_sec = 4000000000}, {.tv_sec = 4000000000}};
-    CHECK_INT(utimensat(AT_FDCWD, manifest, later, 0), 0);
-    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_OK);
-    CHECK_INT(stats.files_kept, 1);
-    CHECK_INT(stats.bytes_read, 0);
-    CHECK_INT(stats.bytes_hashed, 0);
-    fst_open_options opening = FST_STRUCT_INIT(fst_open_options);
-    fst_model *model;
-    opening.manifest = again;
-    CHECK_INT(fst_model_open(path, &opening, &model, &error), FST_OK);
-    fst_model_close(model);
-    options.digest = FST_DIGEST_SHA256; // digests of another kind are no help
-    CHECK_INT(fst_manifest_write(path, again, &options, &stats, &error), FST_E_ARGUMENT);
-    CHECK_CONTAINS(error.message, "blake3 of 1048576 bytes");
-}
-
-TEST(a_file_that_is_not_listed_is_a_difference)
-{
-    const char *path = make_listed("listed", FST_DIGEST_XXH3_128, 0);
-    char other[4096], manifest[4200];
-    fst_error error;
-    int count = 0;
-    CHECK(path != NULL);
-    snprintf(other, sizeof other, "%s-other", path);
-    snprintf(manifest, sizeof manifest, "%s.manifest", path);
-    CHECK_INT(link(path, other), 0);
-    CHECK_INT(fst_manifest_check(other, manifest, count_difference, &count, NULL, &error),
-              FST_E_DIGEST);
-    CHECK_CONTAINS(error.message, "lists no file of the name");
-    CHECK_INT(count, 1);
 }
 
 TEST(ways_that_cannot_be_verified_say_so)

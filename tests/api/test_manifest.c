@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Manifests being made, kept and held against folders and several files.
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "verify_fixture.h"
+
+TEST(a_check_reads_all_and_tells_all)
+{
+    const char *path = make_listed("checked", FST_DIGEST_XXH3_128, 64u << 10);
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    fst_error error;
+    int count = 0;
+    CHECK(path != NULL);
+    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error), FST_OK);
+    CHECK_INT(count, 0);
+    CHECK_INT(stats.bytes_read, size_of(path));
+    flip(path, 8 * 100000);
+    flip(path, 8 * 3000000);
+    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error),
+              FST_E_DIGEST);
+    CHECK_INT(count, 2);
+    char manifest[4096];
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    unlink(path);
+    CHECK_INT(fst_manifest_check(path, manifest, count_difference, &count, NULL, &error),
+              FST_E_DIGEST);
+    CHECK_INT(count, 3);
+}
+
+/// Makes `again` of the file, with `keep`; how many files were not read.
+static uint64_t count_kept(const char *path, const char *keep, const char *again) {
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    options.digest = FST_DIGEST_BLAKE3;
+    options.keep = keep;
+    if (fst_manifest_write(path, again, &options, &stats, NULL) != FST_OK) return 1000;
+    if (stats.bytes_read != (stats.files_kept == 1 ? 0 : size_of(path))) return 2000;
+    return stats.files_kept;
+}
+
+TEST(digests_of_old_stand_for_files_that_nobody_touched)
+{
+    const char *path = make_listed("kept", FST_DIGEST_BLAKE3, 0);
+    char manifest[4096], again[4200], other[4200];
+    fst_error error;
+    CHECK(path != NULL);
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    snprintf(again, sizeof again, "%s.again", path);
+    snprintf(other, sizeof other, "%s.other", path);
+    // Written within the kernel's stamps of the manifest: nobody can tell which came first.
+    CHECK_INT(count_kept(path, manifest, again), 0);
+    sleep(4);
+    CHECK_INT(count_kept(path, manifest, manifest), 0); // now with a stamp
+    CHECK_INT(count_kept(path, manifest, again), 1);
+    CHECK_INT(count_kept(path, again, again), 1); // the stamp is handed on
+    fst_open_options opening = FST_STRUCT_INIT(fst_open_options);
+    fst_model *model;
+    opening.manifest = again;
+    CHECK_INT(fst_model_open(path, &opening, &model, &error), FST_OK);
+    fst_model_close(model);
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    options.digest = FST_DIGEST_SHA256; // digests of another kind are no help
+    options.keep = manifest;
+    CHECK_INT(fst_manifest_write(path, again, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "blake3 of 1048576 bytes");
+    // A bit flips and the time is put back: the change time tells, whatever the manifest's own is.
+    flip(path, 8 * 100000);
+    const struct timespec later[2] = {{.tv_sec = 4000000000}, {.tv_sec = 4000000000}};
+    CHECK_INT(utimensat(AT_FDCWD, manifest, later, 0), 0);
+    CHECK_INT(count_kept(path, manifest, again), 0);
+    // An older file of the same size behind a link that was swapped.
+    CHECK_INT(rename(path, other), 0);
+    CHECK_INT(symlink(other, path), 0);
+    CHECK_INT(count_kept(path, manifest, again), 0);
+}
+
+TEST(a_folder_may_have_more_files_than_a_process_may_open)
+{
+    char folder[4000], path[4200];
+    struct rlimit before, few = {.rlim_cur = 96, .rlim_max = 96};
+    fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
+    fst_error error;
+    int count = 0;
+    snprintf(folder, sizeof folder, "%s", fixture_path("many"));
+    CHECK_INT(mkdir(folder, 0700), 0);
+    fixture_tensors("many/model.safetensors", 2, 1000);
+    for (int i = 0; i < 300; i++) {
+        snprintf(path, sizeof path, "%s/note-%d.txt", folder, i);
+        int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || write(fd, path, 20) != 20 || close(fd) != 0) abort();
+    }
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few.rlim_max = before.rlim_max;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &few), 0);
+    CHECK_INT(fst_manifest_write(folder, NULL, NULL, &stats, &error), FST_OK);
+    CHECK_INT(stats.file_count, 301);
+    CHECK_INT(fst_manifest_check(folder, NULL, count_difference, &count, &stats, &error), FST_OK);
+    CHECK_INT(stats.bytes_read, size_of(strcat(folder, "/model.safetensors")) + 300 * 20);
+    *strrchr(folder, '/') = '\0';
+    // Without any left it is an error, and no difference.
+    few.rlim_cur = 4;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &few), 0);
+    fst_status status = fst_manifest_check(folder, NULL, count_difference, &count, NULL, &error);
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &before), 0);
+    CHECK(status != FST_OK && status != FST_E_DIGEST);
+    CHECK_INT(count, 0);
+    flip(path, 8);
+    CHECK_INT(fst_manifest_check(folder, NULL, count_difference, &count, NULL, &error),
+              FST_E_DIGEST);
+    CHECK_INT(count, 1);
+}
+
+TEST(a_file_that_is_not_listed_is_a_difference)
+{
+    const char *path = make_listed("listed", FST_DIGEST_XXH3_128, 0);
+    char other[4096], manifest[4200];
+    fst_error error;
+    int count = 0;
+    CHECK(path != NULL);
+    snprintf(other, sizeof other, "%s-other", path);
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    CHECK_INT(link(path, other), 0);
+    CHECK_INT(fst_manifest_check(other, manifest, count_difference, &count, NULL, &error),
+              FST_E_DIGEST);
+    CHECK_CONTAINS(error.message, "lists no file of the name");
+    CHECK_INT(count, 1);
+}
+
+TEST(several_files_have_a_manifest_each)
+{
+    char first[4096], second[4096];
+    fst_manifest_options wish = FST_STRUCT_INIT(fst_manifest_options);
+    fst_open_options options = FST_STRUCT_INIT(fst_open_options);
+    fst_verification found = FST_STRUCT_INIT(fst_verification);
+    fst_model *model;
+    fst_loader *loader;
+    fst_error error;
+    snprintf(first, sizeof first, "%s", make_listed("first.safetensors", FST_DIGEST_BLAKE3, 0));
+    snprintf(second, sizeof second, "%s",
+             fixture_model("second.safetensors",
+                           "{\"b\":{\"dtype\":\"U8\",\"shape\":[9000],\"data_offsets\":[0,9000]}}",
+                           9000));
+    const char *const paths[] = {first, second};
+    options.flags = FST_OPEN_VERIFY;
+    CHECK_INT(fst_model_open_files(paths, 2, &options, &model, &error), FST_E_NOT_FOUND);
+    CHECK_CONTAINS(error.file, "second");
+    wish.chunk_bytes = 64u << 10;
+    CHECK_INT(fst_manifest_write(second, NULL, &wish, NULL, &error), FST_OK);
+    CHECK_INT(fst_model_open_files(paths, 2, &options, &model, &error), FST_E_UNSUPPORTED);
+    wish.chunk_bytes = 0;
+    CHECK_INT(fst_manifest_write(second, NULL, &wish, NULL, &error), FST_OK); // another digest
+    for (int round = 0; round < 2; round++) {
+        CHECK_INT(fst_model_open_files(paths, 2, &options, &model, &error), FST_OK);
+        CHECK_INT(fst_model_verification(model, &found, &error), FST_OK);
+        CHECK_CONTAINS(found.manifest, "first.safetensors.manifest");
+        CHECK_INT(found.file_count, 2);
+        CHECK_INT(fst_loader_open(model, NULL, &loader, &error), FST_OK);
+        fst_model_close(model);
+        CHECK_INT(fst_loader_wait(loader, -1, &error), round == 0 ? FST_OK : FST_E_DIGEST);
+        fst_loader_close(loader);
+        flip(second, 8 * (size_of(second) - 100));
+    }
+    CHECK_CONTAINS(error.file, "second");
+}

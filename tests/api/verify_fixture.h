@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Models with manifests, and bits that flip in them.
+#ifndef VERIFY_FIXTURE_H
+#define VERIFY_FIXTURE_H
+
+#include <fastsafetensors.h>
+
+#define COUNT 12u
+#define BYTES ((uint64_t)700001)
+#define CHUNK ((uint64_t)1 << 20)
+
+/// Changes one bit of a file, and nothing else about it that a program looks at.
+void flip(const char *path, uint64_t bit);
+uint64_t size_of(const char *path);
+/// A model of COUNT tensors with a manifest beside it; NULL: it could not be made.
+const char *make_listed(const char *name, fst_digest digest, uint32_t chunk_bytes);
+/// An fst_manifest_callback; the context is an int.
+void count_difference(void *context, const fst_error *difference);
+
+#endif
