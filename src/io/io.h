@@ -63,9 +63,16 @@ void fsti_io_unmap(void *address, uint64_t size_bytes);
 /// that do not know it, and file systems without large pages, take no notice.
 void fsti_file_expect(char *mapping, uint64_t begin, uint64_t end);
 
-/// Tells the kernel that [begin, end) is wanted soon: it reads just that, in small pages, while
-/// nobody waits. Returns how many calls that took.
-uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end);
+/// A file's bytes read in order, to nowhere, so that they are in the page cache: the kernel sees a
+/// stream come, reads ahead of it, and takes pages that grow (which later starts map in fewer
+/// steps than those that it was told to read). Of one thread, with an opening of its own, since
+/// streams that share one look like reads here and there. The file outlives it.
+typedef struct fsti_file_stream fsti_file_stream;
+fst_status fsti_stream_open(fsti_file *file, fsti_file_stream **out, fst_error *error);
+/// Adds its calls to *read_count. Where the file ends early, FST_OK.
+fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t end,
+                            uint64_t *read_count, fst_error *error);
+void fsti_stream_close(fsti_file_stream *stream);
 
 /// Nanoseconds of this thread that a first look at a page of [begin, end), which is in the page
 /// cache, takes: the mean of some. Up to 300 where memory is at hand; a virtual machine whose host
@@ -74,7 +81,7 @@ uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end);
 
 /// Makes the pages of a mapping present. An I/O error or a file that has shrunk is an error here
 /// rather than a signal later.
-fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
+fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error);
 
 /// Bytes of [begin, end) in the page cache. Passive: starts no reading. False when the system does
@@ -195,6 +202,7 @@ enum {
     FSTI_IO_HIDE_PATIENCE = 32, ///< who waits for another save gives up at once
     FSTI_IO_HIDE_COLD = 64,     ///< no page is slow to come by
     FSTI_IO_HIDE_WARM = 128,    ///< every page is
+    FSTI_IO_HIDE_AHEAD = 256,   ///< the device does not read ahead
 };
 void fsti_io_hide(unsigned features);
 

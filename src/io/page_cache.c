@@ -2,6 +2,7 @@
 /// Ranges of files brought into the page cache, on behalf of mappings.
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,22 +33,89 @@ uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end) 
     return (uint64_t)spent_ns / LOOK_COUNT;
 }
 
-/// Brings a range into the page cache by reading it to nowhere.
-static fst_status read_through(const fsti_file *file, uint64_t begin, uint64_t end,
-                               fst_error *error) {
-    enum { BLOCK_BYTES = 256 << 10 }; // stays in the processor's cache
-    char *block = fsti_alloc(BLOCK_BYTES);
-    if (block == NULL) return fsti_error_memory(error, BLOCK_BYTES);
-    ssize_t result = 1;
-    for (uint64_t at = begin; at < end && result > 0;
-         at += (uint64_t)fsti_max((uint64_t)result, 1)) {
-        result = pread(file->fd, block, (size_t)fsti_min(BLOCK_BYTES, end - at), (off_t)at);
-        if (result < 0 && errno == EINTR) result = 1; // a byte is skipped: the page comes with it
-    }
-    int failure = errno;
-    fsti_free(block);
-    return result < 0 ? fsti_error_errno(error, failure, file->path, "read") : FST_OK;
+// ---- reading to nowhere ----
+
+/// A block stays in the processor's cache.
+#define BLOCK_BYTES ((uint64_t)256 << 10)
+
+/// From the second or third block on the kernel takes reads for a stream.
+#define LOOK_BLOCK_COUNT 4u
+
+struct fsti_file_stream {
+    fsti_file *file;
+    int fd;
+    bool is_own;          ///< the descriptor is an opening of the stream's own
+    uint32_t block_count; ///< read so far
+    bool is_told;         ///< the kernel does not read ahead by itself
+    char block[BLOCK_BYTES];
+};
+
+fst_status fsti_stream_open(fsti_file *file, fsti_file_stream **out, fst_error *error) {
+    char link[32];
+    fsti_file_stream *stream = *out = fsti_alloc(sizeof *stream);
+    if (stream == NULL) return fsti_error_memory(error, sizeof *stream);
+    stream->file = file;
+    stream->is_told = false;
+    stream->block_count = 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
+    bool has_proc = !fsti_io_hidden(FSTI_IO_HIDE_PROC);
+    stream->fd = has_proc ? open(link, O_RDONLY | O_CLOEXEC) : -1;
+    stream->is_own = stream->fd >= 0;
+    // Who may not open the file again shares its opening: reads by turns look less like a stream.
+    if (!stream->is_own) stream->fd = file->fd;
+    if (fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM);
+    return FST_OK;
 }
+
+void fsti_stream_close(fsti_file_stream *stream) {
+    if (stream == NULL) return;
+    if (stream->is_own) close(stream->fd);
+    fsti_free(stream);
+}
+
+/// Tells the kernel that [begin, end) is wanted soon, in calls that no device's window makes
+/// smaller.
+static void tell(const fsti_file_stream *stream, uint64_t begin, uint64_t end) {
+    enum { ADVICE_BYTES = 128 << 10 };
+    for (uint64_t at = begin; at < end; at += ADVICE_BYTES)
+        posix_fadvise(stream->fd, (off_t)at, (off_t)fsti_min(end - at, ADVICE_BYTES),
+                      POSIX_FADV_WILLNEED);
+}
+
+/// Where a stream is under way and nothing in front of it is there or on its way, the device's
+/// readahead is switched off: pages would come one by one.
+static bool is_alone(fsti_file_stream *stream, uint64_t at, uint64_t end) {
+    uint64_t resident, limit = fsti_min(at + BLOCK_BYTES / 4, end);
+    if (at >= limit || ++stream->block_count != LOOK_BLOCK_COUNT) return false;
+    return fsti_file_resident(stream->file, at, limit, &resident) && resident == 0;
+}
+
+fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t end,
+                            uint64_t *read_count, fst_error *error) {
+    if (stream->is_told) tell(stream, begin, end);
+    for (uint64_t at = begin; at < end;) {
+        fsti_io_op read = {.file = stream->file,
+                           .offset = at,
+                           .size = (size_t)fsti_min(BLOCK_BYTES, end - at),
+                           .buffer = stream->block};
+        read.result = pread(stream->fd, read.buffer, read.size, (off_t)at);
+        if (read.result < 0) read.result = -errno;
+        fsti_io_finish(&read);
+        ++*read_count;
+        if (read.result == -EINTR) continue;
+        if (read.result < 0)
+            return fsti_error_errno(error, (int)-read.result, stream->file->path, "read");
+        if (read.result == 0) break; // whoever looks at the file's size finds that it has shrunk
+        at += (uint64_t)read.result;
+        if (is_alone(stream, at, end)) {
+            stream->is_told = true;
+            tell(stream, at, end);
+        }
+    }
+    return FST_OK;
+}
+
+// ---- mappings ----
 
 /// The call is not to be had: an older kernel, a filter of system calls, memory that another call
 /// is at. What it would have found out, reading finds out as well.
@@ -56,10 +124,19 @@ static bool can_read_instead(int failure) {
            failure == EBUSY || failure == ENOMEM;
 }
 
+static fst_status read_instead(fsti_file *file, uint64_t begin, uint64_t end, fst_error *error) {
+    fsti_file_stream *stream;
+    uint64_t read_count = 0;
+    FST_TRY(fsti_stream_open(file, &stream, error));
+    fst_status status = fsti_stream_read(stream, begin, end, &read_count, error);
+    fsti_stream_close(stream);
+    return status;
+}
+
 /// Told so often in a row to come again, reading is asked instead.
 #define AGAIN_COUNT_MAX 64u
 
-fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
+fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error) {
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
     uint32_t retry_count = 0;
@@ -68,7 +145,7 @@ fst_status fsti_file_populate(const fsti_file *file, char *mapping, uint64_t beg
         if (failure == EINTR) continue;
         if (failure == EAGAIN && retry_count++ < AGAIN_COUNT_MAX) continue;
         FST_TRY(fsti_file_check(file, error));
-        if (can_read_instead(failure)) return read_through(file, begin, end, error);
+        if (can_read_instead(failure)) return read_instead(file, begin, end, error);
         return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
     }
     return FST_OK;
@@ -83,17 +160,4 @@ void fsti_file_let_go(const fsti_file *file, uint64_t begin, uint64_t end) {
 
 void fsti_file_expect_jumps(const fsti_file *file) {
     if (fsti_io_file_is_plain(file)) posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
-}
-
-/// One call reads no more than the larger of the device's readahead window and its largest request:
-/// this much it always may, and what follows on is merged.
-#define ADVICE_BYTES ((uint64_t)128 << 10)
-
-uint32_t fsti_file_advise(const fsti_file *file, uint64_t begin, uint64_t end) {
-    uint32_t count = 0;
-    if (!fsti_io_file_is_plain(file)) return 0;
-    for (uint64_t at = begin; at < end; at += ADVICE_BYTES, count++)
-        posix_fadvise(file->fd, (off_t)at, (off_t)fsti_min(end - at, ADVICE_BYTES),
-                      POSIX_FADV_WILLNEED);
-    return count;
 }

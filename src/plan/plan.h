@@ -22,8 +22,7 @@
 /// threads end together.
 #define FSTI_PLAN_CHUNK_BYTES ((uint64_t)8 << 20)
 #define FSTI_PLAN_SMALL_CHUNK_BYTES ((uint64_t)2 << 20)
-/// Chunks of views: what the kernel brings into the page cache as one, where it may.
-#define FSTI_PLAN_VIEW_CHUNK_BYTES ((uint64_t)2 << 20)
+#define FSTI_PLAN_VIEW_CHUNK_BYTES FSTI_POLICY_HUGE_PAGE_BYTES
 #define FSTI_PLAN_SMALL_REQUEST_BYTES ((uint64_t)128 << 20)
 /// A file of holes may have any size: its plan must not. 16 TiB to memory are refused.
 #define FSTI_PLAN_CHUNK_COUNT_MAX ((uint64_t)1 << 21)

@@ -87,9 +87,13 @@ fsti_route fsti_policy_demote(fsti_route route, bool in_setup) {
     return route == FSTI_ROUTE_RING && in_setup ? FSTI_ROUTE_DIRECT : FSTI_ROUTE_CACHE;
 }
 
-fsti_view_way fsti_policy_view(uint64_t extent_bytes, bool fresh_is_dear) {
-    bool is_large = extent_bytes >= FSTI_POLICY_LARGE_EXTENT_BYTES;
-    return is_large && !fresh_is_dear ? FSTI_VIEW_BY_HUGE_PAGES : FSTI_VIEW_BY_ADVICE;
+fsti_view_way fsti_policy_view(const fsti_view_facts *facts) {
+    uint64_t begin = fsti_align_down(facts->begin, FSTI_POLICY_HUGE_PAGE_BYTES);
+    uint64_t end =
+        fsti_min(fsti_align_up(facts->end, FSTI_POLICY_HUGE_PAGE_BYTES), facts->file_bytes);
+    uint64_t wanted = facts->end - facts->begin;
+    bool is_worth_it = end - begin - wanted <= wanted / FSTI_POLICY_WASTE_DIVISOR;
+    return is_worth_it && !facts->fresh_is_dear ? FSTI_VIEW_BY_HUGE_PAGES : FSTI_VIEW_BY_READING;
 }
 
 fsti_route fsti_policy_save(const fsti_save_facts *facts, const char **reason) {

@@ -55,13 +55,20 @@ fsti_route fsti_policy_demote(fsti_route route, bool in_setup);
 
 /// How absent bytes of views come into the page cache.
 typedef enum fsti_view_way {
-    FSTI_VIEW_BY_ADVICE,     ///< the kernel is told what is wanted, and reads it in small pages
+    FSTI_VIEW_BY_READING,    ///< streams of reads, for which the kernel takes pages that grow
     FSTI_VIEW_BY_HUGE_PAGES, ///< in huge pages: later starts map them for next to nothing
 } fsti_view_way;
-/// From this size on an extent is worth the two huge pages that may be read beyond it.
-#define FSTI_POLICY_LARGE_EXTENT_BYTES ((uint64_t)32 << 20)
-/// `fresh_is_dear`: whole huge pages are slow to come by; small ones may lie about in use.
-fsti_view_way fsti_policy_view(uint64_t extent_bytes, bool fresh_is_dear);
+
+/// An extent of a view, in bytes of its file.
+typedef struct fsti_view_facts {
+    uint64_t begin, end, file_bytes;
+    bool fresh_is_dear; ///< whole huge pages are slow to come by; small ones may lie about in use
+} fsti_view_facts;
+/// What the kernel brings into the page cache as one, where it may.
+#define FSTI_POLICY_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
+/// Of what is read by way of huge pages, at most this part may lie beyond the extent.
+#define FSTI_POLICY_WASTE_DIVISOR 8u
+fsti_view_way fsti_policy_view(const fsti_view_facts *facts);
 
 /// A save's facts. Asked first with both ways past the page cache taken for granted, to see whether
 /// they are worth looking for, then with what was found.

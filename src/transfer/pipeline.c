@@ -175,7 +175,6 @@ static void init_locks(fsti_pipeline *pipeline) {
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&pipeline->lock, NULL);
     pthread_mutex_init(&pipeline->progress_lock, NULL);
-    pthread_mutex_init(&pipeline->advice_lock, NULL);
     pthread_cond_init(&pipeline->work_changed, NULL);
     pthread_cond_init(&pipeline->chunk_finished, &attributes);
     pthread_condattr_destroy(&attributes);
@@ -265,7 +264,6 @@ static void stop_work(fsti_pipeline *pipeline) {
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
     pthread_mutex_destroy(&pipeline->progress_lock);
-    pthread_mutex_destroy(&pipeline->advice_lock);
 }
 
 void fsti_pipeline_close(fsti_pipeline *pipeline) {

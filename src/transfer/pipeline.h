@@ -95,12 +95,9 @@ struct fsti_pipeline {
     bool has_failed, is_placed; ///< failed; memory was given a NUMA policy
     fst_error error;
     worker_counts counts;
-    pthread_mutex_t progress_lock; ///< one progress call at a time
-    pthread_mutex_t advice_lock;   ///< one thread tells the kernel what comes next
-    uint32_t advice_cursor;        ///< under advice_lock: chunks before it have been told
-    uint32_t huge_extent;          ///< under advice_lock: huge pages were asked for up to
-    uint64_t huge_end;             ///< there
-    atomic_uint dear_count;        ///< chunks whose huge pages the host had to find
+    pthread_mutex_t progress_lock;  ///< one progress call at a time
+    atomic_bool was_huge, was_read; ///< how absent bytes of views came
+    atomic_uint dear_count;         ///< chunks whose huge pages the host had to find
     atomic_bool stop;
 };
 
@@ -124,6 +121,9 @@ typedef struct chunk_wish {
     bool may_steal, block, may_populate;
 } chunk_wish;
 uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate);
+/// Takes chunks that follow a taken one in its extent and are absent as well: at most `bytes_max`
+/// with it, and no more than leaves every thread its share. Returns their end.
+uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max);
 
 /// All bytes of a taken chunk are in place. Adds the worker's counts to the pipeline's and clears
 /// them, so that statistics are exact when the last chunk is.

@@ -273,6 +273,25 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *
     return chunk;
 }
 
+uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max) {
+    const fsti_plan *plan = pipeline->job.plan;
+    uint32_t end = chunk + 1;
+    pthread_mutex_lock(&pipeline->lock);
+    // Half of what is each thread's, so that they end together.
+    uint64_t share = (plan->chunk_count - pipeline->chunks_taken) / (2 * pipeline->thread_count);
+    uint64_t limit = chunk + 1 + fsti_min(share, bytes_max / plan->chunk_bytes - 1);
+    for (; end < fsti_min(limit, pipeline->chunks_known); end++) {
+        chunk_state *state = &pipeline->chunks[end];
+        if (plan->chunks[end].extent != plan->chunks[chunk].extent || state->is_resident ||
+            atomic_load_explicit(&state->step, memory_order_relaxed) != CHUNK_PENDING)
+            break;
+        atomic_store_explicit(&state->step, CHUNK_TAKEN, memory_order_relaxed);
+        pipeline->chunks_taken++;
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    return end;
+}
+
 void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {
     pthread_mutex_lock(&pipeline->lock);
     if (!pipeline->has_failed) {

@@ -45,8 +45,7 @@ struct fsti_sink {
     void (*wake)(fsti_pipeline *pipeline);
 };
 
-/// How absent bytes of views came: "in huge pages", ..; "" when none did. The pipeline's lock is
-/// held.
+/// How absent bytes of views came: "in huge pages", ..; "" when none did.
 const char *fsti_sink_view_explain(fsti_pipeline *pipeline);
 
 extern const fsti_sink fsti_sink_host, fsti_sink_view, fsti_sink_device;

@@ -133,6 +133,54 @@ TEST(change_is_noticed)
     fsti_file_unref(file);
 }
 
+enum { STREAM_BYTES = 8 << 20 };
+static uint64_t resident_ahead; ///< of the last MiB, when its first block has come
+
+static void look_ahead(fsti_io_op *read) {
+    if (read->offset == STREAM_BYTES / 2)
+        (void)fsti_file_resident(read->file, STREAM_BYTES - (1 << 20), STREAM_BYTES,
+                                 &resident_ahead);
+}
+
+/// Streams the file in two halves: -1 where it can't be evicted, else whether all of it has come.
+static int stream_halves(const char *path, uint64_t *read_count) {
+    fsti_file *file;
+    fsti_file_stream *stream;
+    uint64_t bytes = 0;
+    *read_count = 0;
+    fixture_evict(path);
+    if (fsti_file_open(path, &file, NULL) != FST_OK) return 0;
+    bool evicts = fsti_file_resident(file, 0, STREAM_BYTES, &bytes) && bytes == 0;
+    bool is_read =
+        fsti_stream_open(file, &stream, NULL) == FST_OK &&
+        fsti_stream_read(stream, 0, STREAM_BYTES / 2, read_count, NULL) == FST_OK &&
+        fsti_stream_read(stream, STREAM_BYTES / 2, STREAM_BYTES, read_count, NULL) == FST_OK;
+    fsti_stream_close(stream);
+    is_read = is_read && fsti_file_resident(file, 0, STREAM_BYTES, &bytes);
+    fsti_file_unref(file);
+    return evicts ? is_read && bytes == STREAM_BYTES : -1;
+}
+
+TEST(streams_bring_files_into_the_page_cache)
+{
+    static const unsigned hidden[] = {0, FSTI_IO_HIDE_PROC, FSTI_IO_HIDE_AHEAD};
+    const char *path = fixture_tensors("stream", 1, STREAM_BYTES);
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
+        uint64_t read_count;
+        resident_ahead = 0;
+        fsti_io_hide(hidden[i]);
+        fsti_io_fault_hook_set(look_ahead);
+        int result = stream_halves(path, &read_count);
+        fsti_io_fault_hook_set(NULL);
+        fsti_io_hide(0);
+        if (result < 0) SKIP("this file system does not evict on request");
+        CHECK_INT(result, 1);
+        CHECK_INT(read_count, STREAM_BYTES >> 18);
+        // Where nobody reads ahead the kernel is told of the whole half before it is read.
+        if (hidden[i] == FSTI_IO_HIDE_AHEAD) CHECK_INT(resident_ahead, 1 << 20);
+    }
+}
+
 TEST(residency_by_either_call)
 {
     fsti_file *file = open_pattern("resident");

@@ -121,10 +121,24 @@ TEST(ways_of_saves)
 
 TEST(ways_of_views)
 {
-    uint64_t large = FSTI_POLICY_LARGE_EXTENT_BYTES;
-    CHECK_INT(fsti_policy_view(large, false), FSTI_VIEW_BY_HUGE_PAGES);
-    CHECK_INT(fsti_policy_view(large, true), FSTI_VIEW_BY_ADVICE);
-    CHECK_INT(fsti_policy_view(large - 1, false), FSTI_VIEW_BY_ADVICE);
+    const uint64_t MIB = 1 << 20;
+    const struct {
+        fsti_view_facts facts;
+        fsti_view_way way;
+    } cases[] = {
+        {{0, 64 * MIB, 64 * MIB, false}, FSTI_VIEW_BY_HUGE_PAGES},
+        {{0, 64 * MIB, 64 * MIB, true}, FSTI_VIEW_BY_READING},
+        // A whole file, whatever its size: nothing lies behind it.
+        {{100, 3 * MIB, 3 * MIB, false}, FSTI_VIEW_BY_HUGE_PAGES},
+        {{MIB, 3 * MIB, 3 * MIB, false}, FSTI_VIEW_BY_READING},
+        // A tensor in the middle of one, with a page of its neighbours at most.
+        {{4 * MIB - 4096, 12 * MIB, 64 * MIB, false}, FSTI_VIEW_BY_READING},
+        {{4 * MIB - 4096, 20 * MIB, 64 * MIB, false}, FSTI_VIEW_BY_HUGE_PAGES},
+        {{4 * MIB, 12 * MIB + 4096, 64 * MIB, false}, FSTI_VIEW_BY_READING},
+        {{4 * MIB, 12 * MIB - MIB / 2, 64 * MIB, false}, FSTI_VIEW_BY_HUGE_PAGES},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_INT(fsti_policy_view(&cases[i].facts), cases[i].way);
 }
 
 TEST(threads)
