@@ -239,6 +239,9 @@ typedef struct fst_load_stats {
     uint64_t cache_bytes;       ///< of bytes_read: by way of the page cache, where they stay
     uint64_t verified_bytes;    ///< held against their digests, and found to be right
     uint64_t digest_ns;         ///< summed over threads: digesting
+    uint64_t stored_bytes;      ///< of compressed files: read of them
+    uint64_t decoded_bytes;     ///< and what became of it; their plain tensors count in both
+    uint64_t decode_ns;         ///< summed over threads: decoding
 } fst_load_stats;
 
 /// The 64-bit counters of fst_load_stats, all of them and in its order: for tables and formats that
@@ -250,7 +253,7 @@ typedef struct fst_load_stats {
     X(buffer_bytes_peak) X(bounce_bytes) X(plan_ns) X(first_tensor_ns) X(total_ns) \
     X(read_ns) X(copy_ns) X(wait_ns) X(populate_ns) X(device_bytes) X(device_copies) \
     X(device_launches) X(device_wait_ns) X(gds_bytes) X(cache_bytes) X(verified_bytes) \
-    X(digest_ns)
+    X(digest_ns) X(stored_bytes) X(decoded_bytes) X(decode_ns)
 // clang-format on
 
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,

@@ -31,6 +31,10 @@ typedef struct fst_model fst_model;
 /// FILE.manifest, else in model.manifest of its folder. FST_E_NOT_FOUND where there are none.
 #define FST_OPEN_VERIFY 4u
 
+/// Show compressed files (docs/FORMAT.md) as they are stored: U8 vectors of reserved names. Without
+/// it they are shown as the file that they were made from, and loads decode.
+#define FST_OPEN_STORED 8u
+
 typedef struct fst_open_options {
     size_t struct_size; ///< sizeof(fst_open_options)
     uint32_t flags;     ///< FST_OPEN_* or 0

@@ -52,6 +52,15 @@ typedef enum fst_save_engine {
 } fst_save_engine;
 #define FST_SAVE_ENGINE_COUNT 4
 
+/// Which tensors are written compressed (docs/FORMAT.md): without loss, and only where it saves
+/// something. A file that does not become smaller is written plain.
+typedef enum fst_compress {
+    FST_COMPRESS_NONE = 0,
+    FST_COMPRESS_FLOAT = 1, ///< those of floats
+    FST_COMPRESS_ALL = 2,   ///< integers and booleans, too
+} fst_compress;
+#define FST_COMPRESS_COUNT 3
+
 /// One tensor to save. The strings, the shape and `data` are the caller's; all but `data` may go
 /// when the opening call has returned, `data` must stay until the writer is closed.
 typedef struct fst_save_tensor {
@@ -102,6 +111,9 @@ typedef struct fst_save_options {
     void *progress_context;
     int others_write; ///< 1: other processes bring what comes without data (fst_writer_join())
     int replace_link; ///< 1: a `path` that is a symbolic link is replaced, as in sets
+    /// A compressed file is made of the plain one, which lies beside it until the save is finished:
+    /// free space for both is needed. FST_E_UNSUPPORTED with others_write, and without libzstd.
+    fst_compress compress;
 } fst_save_options;
 
 /// What a save did and why.
@@ -237,6 +249,31 @@ typedef struct fst_edit_options {
 FST_API FST_NODISCARD fst_status fst_header_edit(const char *path, const char *target,
                                                  const fst_edit_options *options,
                                                  fst_save_stats *stats, fst_error *error);
+
+/// How to compress or decompress a file. Everything but struct_size may be zero.
+typedef struct fst_pack_options {
+    size_t struct_size; ///< sizeof(fst_pack_options)
+    fst_save_promise promise;
+    fst_compress compress; ///< of fst_file_compress(); FST_COMPRESS_NONE: as FST_COMPRESS_FLOAT
+    uint32_t thread_count; ///< that encode; 0: as many as the process may use
+    /// Called as bytes are done, from the calling thread; non-zero cancels.
+    fst_progress_callback progress;
+    void *progress_context;
+} fst_pack_options;
+
+/// Writes the safetensors file `path` compressed to `target`, which gets its permissions and comes
+/// into place as every save does; it may be `path` itself. Memory: some MiB a thread. `options` and
+/// `stats` may be NULL; stats->bytes_total is the new file's. FST_E_ARGUMENT for a file that is
+/// compressed already, FST_E_UNSUPPORTED without libzstd.
+FST_API FST_NODISCARD fst_status fst_file_compress(const char *path, const char *target,
+                                                   const fst_pack_options *options,
+                                                   fst_save_stats *stats, fst_error *error);
+
+/// Writes the file that the compressed file `path` was made from, byte for byte, to `target`.
+/// FST_E_ARGUMENT for a file that is not compressed, FST_E_CORRUPT for one that is damaged.
+FST_API FST_NODISCARD fst_status fst_file_decompress(const char *path, const char *target,
+                                                     const fst_pack_options *options,
+                                                     fst_save_stats *stats, fst_error *error);
 
 // A set that several processes write together. Each process may write files of its own (a writer a
 // file, then fst_writer_hand_over()), and one of them publishes all of them: fst_set_publish(). Or

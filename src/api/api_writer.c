@@ -40,6 +40,11 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
                 "metadata is NULL");
     API_REQUIRE(options->file_count <= 99999, error, "more than 99999 files");
+    API_REQUIRE((unsigned)options->compress < FST_COMPRESS_COUNT, error, "unknown compress %d",
+                (int)options->compress);
+    if (options->compress != FST_COMPRESS_NONE && options->others_write != 0)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                              "files that other processes write parts of can't be compressed");
     return fsti_api_check_stem(options->stem, error);
 }
 
@@ -168,6 +173,45 @@ fst_status fst_save(const char *path, const fst_save_tensor *tensors, size_t ten
     if (status == FST_OK && stats != NULL) status = fst_writer_stats_get(writer, stats, error);
     fst_writer_close(writer);
     return status;
+}
+
+/// Checks the arguments of compressing and decompressing; *own is complete.
+static fst_status read_pack(const char *path, const char *target, const fst_pack_options *options,
+                            fst_pack_options *own, fst_error *error) {
+    *own = (fst_pack_options){.struct_size = sizeof *own};
+    API_REQUIRE(path != NULL && target != NULL, error, "path or target is NULL");
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(own, sizeof *own, options, options->struct_size, error));
+    API_REQUIRE((unsigned)own->promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
+                (int)own->promise);
+    API_REQUIRE((unsigned)own->compress < FST_COMPRESS_COUNT, error, "unknown compress %d",
+                (int)own->compress);
+    if (own->compress == FST_COMPRESS_NONE) own->compress = FST_COMPRESS_FLOAT;
+    return FST_OK;
+}
+
+fst_status fst_file_compress(const char *path, const char *target, const fst_pack_options *options,
+                             fst_save_stats *stats, fst_error *error) {
+    fst_pack_options own;
+    fst_save_stats full = {.struct_size = sizeof full};
+    // Before anything is replaced: from then on nothing may fail.
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    FST_TRY(read_pack(path, target, options, &own, error));
+    FST_TRY(fsti_file_compress(path, target, &own, &full, error));
+    if (stats == NULL) return FST_OK;
+    return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
+}
+
+fst_status fst_file_decompress(const char *path, const char *target,
+                               const fst_pack_options *options, fst_save_stats *stats,
+                               fst_error *error) {
+    fst_pack_options own;
+    fst_save_stats full = {.struct_size = sizeof full};
+    if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
+    FST_TRY(read_pack(path, target, options, &own, error));
+    FST_TRY(fsti_file_decompress(path, target, &own, &full, error));
+    if (stats == NULL) return FST_OK;
+    return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 
 /// Gives entries their sizes. A value may be NULL: the key goes.

@@ -10,6 +10,7 @@
 #include "digest/digest.h"
 #include "dtype/dtype.h"
 #include "fastsafetensors/model.h"
+#include "packed.h"
 
 /// The header's length field comes first: 8 bytes, little-endian.
 #define FSTI_FORMAT_LENGTH_BYTES 8u

@@ -69,7 +69,9 @@ int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, siz
 
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     if (!fsti_io_file_is_plain(file)) {
-        if (reason != NULL) snprintf(reason, reason_size, "the program gives the bytes");
+        if (reason != NULL)
+            snprintf(reason, reason_size, "%s",
+                     file->maker.read != NULL ? file->maker.what : "the program gives the bytes");
         return -1;
     }
     pthread_mutex_lock(&file->lock);

@@ -42,8 +42,8 @@ static void read_now(void *lane, fsti_io_op *read, int fd) {
 }
 
 static void submit_buffered(void *lane, fsti_io_op *read) {
-    int64_t result = fsti_io_file_pread(read->file, read->buffer, read->size, read->offset);
-    fsti_io_sync_finish(lane, read, result, read->buffer);
+    fsti_io_file_pread(read);
+    fsti_io_sync_finish(lane, read, read->result, read->buffer);
 }
 
 static void submit_direct(void *lane, fsti_io_op *op) {

@@ -80,6 +80,8 @@ void fsti_file_unref(fsti_file *file) {
     if (file->fd_direct >= 0) close(file->fd_direct);
     if (file->fd >= 0) close(file->fd);
     if (file->release != NULL) file->release(file->context);
+    if (file->maker.release != NULL) file->maker.release(file->maker.context);
+    fsti_file_unref(file->maker.origin);
     pthread_mutex_destroy(&file->lock);
     fsti_free(file->path);
     fsti_free(file);
@@ -93,18 +95,28 @@ uint64_t fsti_file_device(const fsti_file *file) { return file->device; }
 
 int fsti_file_descriptor(const fsti_file *file) { return file->fd; }
 
+int fsti_file_identity(const fsti_file *file) {
+    return file->maker.origin != NULL ? file->maker.origin->fd : file->fd;
+}
+
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
                           fst_error *error) {
+    fst_error cause = {.status = FST_OK};
     *got = 0;
     while (*got < size) {
         fsti_io_op read = {.file = file,
                            .offset = offset + *got,
                            .size = size - *got,
-                           .buffer = (char *)target + *got};
-        read.result = fsti_io_file_pread(file, read.buffer, read.size, read.offset);
+                           .buffer = (char *)target + *got,
+                           .error = &cause};
+        fsti_io_file_pread(&read);
         fsti_io_finish(&read);
         file->read_count++;
         if (read.result == -EINTR) continue;
+        if (read.result < 0 && cause.status != FST_OK) {
+            if (error != NULL) *error = cause;
+            return cause.status;
+        }
         if (read.result < 0) return fsti_error_errno(error, (int)-read.result, file->path, "read");
         if (read.result == 0) break;
         *got += (size_t)read.result;
@@ -116,6 +128,7 @@ uint32_t fsti_file_read_count(const fsti_file *file) { return file->read_count; 
 
 fst_status fsti_file_check(const fsti_file *file, fst_error *error) {
     struct stat info;
+    if (file->maker.origin != NULL) return fsti_file_check(file->maker.origin, error);
     if (!fsti_io_file_is_plain(file)) return FST_OK; // its owner's promise
     if (fstat(file->fd, &info) != 0) return fsti_error_errno(error, errno, file->path, "stat");
     fsti_error_place place = FSTI_NOWHERE;
@@ -135,6 +148,10 @@ fst_status fsti_file_check(const fsti_file *file, fst_error *error) {
 fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst_error *error) {
     int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
     if (fsti_alloc_fails()) return fsti_error_memory(error, file->size_bytes);
+    fsti_error_place place = {.file = file->path, .byte_offset = FST_NO_OFFSET};
+    if (file->maker.read != NULL)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, place,
+                              "the file is %s: it can be loaded, not mapped", file->maker.what);
     if (!fsti_io_file_is_plain(file))
         return fsti_error_errno(error, EOPNOTSUPP, file->path, "mapping what is no file");
     // MAP_NORESERVE: pages that nobody writes to cost nothing.

@@ -54,10 +54,24 @@ fst_status fsti_file_open_source(const fst_source *source, fsti_file **out, fst_
 }
 
 bool fsti_io_file_is_plain(const fsti_file *file) {
-    return file->memory == NULL && file->read_at == NULL;
+    return file->memory == NULL && file->read_at == NULL && file->maker.read == NULL;
 }
 
-int64_t fsti_io_file_pread(fsti_file *file, void *target, size_t size, uint64_t offset) {
+fst_status fsti_file_make(const fsti_file_maker *maker, fsti_file **out, fst_error *error) {
+    fsti_file *file = fsti_io_file_make(fsti_file_path(maker->origin), error);
+    if (file == NULL) {
+        maker->release(maker->context);
+        fsti_file_unref(maker->origin);
+        return FST_E_NO_MEMORY;
+    }
+    file->maker = *maker;
+    file->size_bytes = maker->size_bytes;
+    file->device = maker->origin->device;
+    *out = file;
+    return FST_OK;
+}
+
+static int64_t read_source(fsti_file *file, void *target, size_t size, uint64_t offset) {
     uint64_t left = offset < file->size_bytes ? file->size_bytes - offset : 0;
     if (file->memory != NULL) {
         size = (size_t)fsti_min(size, left);
@@ -71,4 +85,12 @@ int64_t fsti_io_file_pread(fsti_file *file, void *target, size_t size, uint64_t 
     }
     ssize_t got = pread(file->fd, target, size, (off_t)offset);
     return got < 0 ? -errno : got;
+}
+
+void fsti_io_file_pread(fsti_io_op *read) {
+    fsti_file *file = read->file;
+    if (file->maker.read != NULL)
+        file->maker.read(file->maker.context, read);
+    else
+        read->result = read_source(file, read->buffer, read->size, read->offset);
 }

@@ -21,6 +21,21 @@ fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error);
 /// The same for what the program has: see fst_source. `source` is copied and taken over: its
 /// release is called with the last reference, or here when opening fails.
 fst_status fsti_file_open_source(const fst_source *source, fsti_file **out, fst_error *error);
+typedef struct fsti_io_op fsti_io_op;
+/// A file whose bytes are made of another's, as they are read. From any thread.
+typedef struct fsti_file_maker {
+    fsti_file *origin; ///< a reference that is taken over; the name, the device and changes are its
+    uint64_t size_bytes;
+    void *context;
+    /// Fills op->result, and what else it says there; reads fall short only at the end.
+    void (*read)(void *context, fsti_io_op *op);
+    /// Lets go of what [begin, end) was made of: see fsti_file_let_go().
+    void (*let_go)(void *context, uint64_t begin, uint64_t end);
+    void (*release)(void *context);
+    const char *what; ///< "the file is ..", for who wants what such a file can't do
+} fsti_file_maker;
+/// The maker is copied, and released with the last reference, or here when this fails.
+fst_status fsti_file_make(const fsti_file_maker *maker, fsti_file **out, fst_error *error);
 fsti_file *fsti_file_ref(fsti_file *file);
 void fsti_file_unref(fsti_file *file);
 
@@ -90,7 +105,7 @@ bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t 
 
 /// One read or write in flight. The caller fills the first part and keeps it alive until it is
 /// reaped.
-typedef struct fsti_io_op {
+struct fsti_io_op {
     fsti_file *file; ///< to read from
     bool is_write;   ///< to `write_fd` instead
     int write_fd;
@@ -102,7 +117,11 @@ typedef struct fsti_io_op {
     int64_t result;   ///< bytes, or -errno; fewer bytes than asked for are possible
     const void *data; ///< where the bytes are: `buffer`, or the mapping
     struct fsti_io_op *next;
-} fsti_io_op;
+    // filled by a file that is made of another:
+    fst_error *error;      ///< NULL, or where it says why `result` is negative
+    uint64_t stored_bytes; ///< that it has read
+    uint64_t decoded_bytes, decode_ns;
+};
 
 /// A way to read. A lane is one thread's use of it.
 typedef struct fsti_io_engine {
@@ -184,6 +203,8 @@ bool fsti_io_guarded(void (*work)(void *context), void *context, const void *beg
 int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size);
 /// The descriptor of a file that was opened by its path, to copy from; else -1.
 int fsti_file_descriptor(const fsti_file *file);
+/// The same to tell files apart: also of one that is made of another, whose it is.
+int fsti_file_identity(const fsti_file *file);
 /// Gives a finished read or write to the test hook, if there is one.
 void fsti_io_finish(fsti_io_op *op);
 /// Whether a test pretends that this is missing.

@@ -29,6 +29,7 @@ struct fsti_file {
     fst_read_callback read_at;
     void *context;
     void (*release)(void *context); ///< also of descriptors
+    fsti_file_maker maker;          ///< of a file that is made of another; else all zero
 };
 
 /// A file that is not open yet; NULL without memory.
@@ -36,8 +37,8 @@ fsti_file *fsti_io_file_make(const char *path, fst_error *error);
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error);
 /// Whether the kernel knows it: it can be mapped, advised, asked about.
 bool fsti_io_file_is_plain(const fsti_file *file);
-/// pread(2), wherever the bytes come from: how many, or -errno.
-int64_t fsti_io_file_pread(fsti_file *file, void *target, size_t size, uint64_t offset);
+/// pread(2), wherever the bytes come from: result is how many, or -errno.
+void fsti_io_file_pread(fsti_io_op *read);
 
 /// The descriptor for direct reads, or -1; `reason` (may be NULL) says why.
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size);

@@ -153,11 +153,13 @@ fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, ui
 
 void fsti_file_let_go(const fsti_file *file, uint64_t begin, uint64_t end) {
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
+    if (file->maker.let_go != NULL) file->maker.let_go(file->maker.context, begin, end);
     if (!fsti_io_file_is_plain(file)) return;
     posix_fadvise(file->fd, (off_t)from, (off_t)(fsti_align_up(end, fsti_page_bytes()) - from),
                   POSIX_FADV_DONTNEED);
 }
 
 void fsti_file_expect_jumps(const fsti_file *file) {
+    if (file->maker.origin != NULL) file = file->maker.origin;
     if (fsti_io_file_is_plain(file)) posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
 }

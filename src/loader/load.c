@@ -107,6 +107,14 @@ static fst_status check_budget(const fst_loader *loader, fst_error *error) {
     return FST_OK;
 }
 
+/// The size of what digests are of, the same in all files; 0: there are none.
+static uint32_t verify_bytes(const fst_loader *loader) {
+    uint32_t bytes = 0;
+    for (size_t i = 0; loader->digests != NULL && i < loader->model->file_count; i++)
+        if (loader->digests[i]->kind != NULL) bytes = loader->digests[i]->chunk_bytes;
+    return bytes;
+}
+
 static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wants, size_t count,
                              fsti_plan *out, fst_error *error) {
     const fst_load_options *options = &loader->options;
@@ -120,7 +128,7 @@ static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wan
         .chunk_bytes_max = loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
         .to_device = loader->device != NULL,
         .is_view = loader->mode == FST_MODE_MAP,
-        .verify_bytes = loader->digests == NULL ? 0 : loader->digests[0]->chunk_bytes,
+        .verify_bytes = verify_bytes(loader),
         .file_bytes = loader->file_bytes};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
@@ -154,10 +162,16 @@ static fst_status list_digests(fst_loader *loader, fst_error *error) {
     loader->file_bytes = fsti_alloc_zeroed(model->file_count, sizeof *loader->file_bytes);
     if (loader->digests == NULL || loader->file_bytes == NULL)
         return fsti_error_memory(error, model->file_count * sizeof *loader->digests);
+    bool any = false;
     for (size_t i = 0; i < model->file_count; i++) {
         loader->digests[i] = &model->files[i].digests;
-        loader->file_bytes[i] = model->files[i].digests.file_bytes;
+        loader->file_bytes[i] = fsti_file_size(model->files[i].file);
+        any |= model->files[i].digests.kind != NULL;
     }
+    if (any) return FST_OK;
+    // Compressed files alone: their stored bytes are held against digests as they are read.
+    fsti_free(loader->digests);
+    loader->digests = NULL;
     return FST_OK;
 }
 

@@ -2,7 +2,7 @@
 /// Reading a file's header: one read for most, two for large ones.
 #include <string.h>
 
-#include "model.h"
+#include "packed_file.h"
 
 /// Room for the header of a few hundred tensors; a longer one costs a second read.
 #define FIRST_READ_BYTES ((size_t)64 << 10)
@@ -123,8 +123,16 @@ fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_
         status = fsti_header_parse(bytes, (size_t)header_bytes, &rules, &out->header, error);
     else
         fsti_free(bytes);
-    out->header_reads = fsti_file_read_count(out->file);
+    fsti_file *stored = out->file; // which lives as long as what is made of it
+    bool is_packed =
+        status == FST_OK && (flags & FST_OPEN_STORED) == 0 && fsti_packed_is(out->header);
+    if (is_packed) status = fsti_packed_file_open(model, out, error);
+    if (out->file != NULL) out->header_reads = fsti_file_read_count(stored);
     if (status == FST_OK) return FST_OK;
+    if (is_packed) {
+        fsti_model_file_clear(out);
+        return status;
+    }
     status = name_kind(out->file, &rules, status, error);
     fsti_model_file_clear(out);
     return status;
@@ -133,6 +141,7 @@ fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_
 void fsti_model_file_clear(model_file *file) {
     for (int i = 0; i < 2; i++) fsti_buffer_unref(file->mappings[i]);
     fsti_header_unref(file->header);
+    fsti_header_unref(file->stored_header);
     fsti_file_unref(file->file);
     *file = (model_file){0};
 }

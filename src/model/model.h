@@ -60,6 +60,10 @@ typedef struct model_file {
     uint32_t header_reads;
     fsti_digest_list digests; ///< of its chunks; kind is NULL when the model is not verified
     fsti_buffer *mappings[2]; ///< private views, read-only and writable; made on first use
+    /// Of a compressed file, which `file` and `header` show as the original: its directory, which
+    /// belongs to `file`, and its own header; else NULL.
+    const fsti_packed *packed;
+    fsti_header *stored_header;
 } model_file;
 
 typedef struct model_entry {

@@ -127,7 +127,7 @@ bool fsti_model_files_same(const fst_model *model) {
     struct stat held, there;
     for (size_t i = 0; i < model->file_count; i++) {
         const fsti_file *file = model->files[i].file;
-        if (fstat(fsti_file_descriptor(file), &held) != 0 ||
+        if (fstat(fsti_file_identity(file), &held) != 0 ||
             stat(fsti_file_path(file), &there) != 0 || held.st_dev != there.st_dev ||
             held.st_ino != there.st_ino)
             return false;

@@ -192,6 +192,14 @@ fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_err
     return reserve_space(output, error);
 }
 
+fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error *error) {
+    output->size_bytes = size_bytes;
+    if (ftruncate(output->fd, (off_t)size_bytes) == 0) return FST_OK;
+    return fsti_error_errno(error, errno, output->target.path, "setting the size");
+}
+
+int fsti_output_descriptor(const fsti_output *output) { return output->fd; }
+
 fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool durable,
                             fsti_output **out, fst_error *error) {
     fsti_output *output = fsti_alloc_zeroed(1, sizeof *output);

@@ -44,6 +44,10 @@ fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti
                              fst_error *error);
 /// Makes room for so many bytes in all, as opening does.
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);
+/// Ends the file there: less than was reserved has come.
+fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error *error);
+/// The descriptor that its bytes can be read from, as far as they are written.
+int fsti_output_descriptor(const fsti_output *output);
 /// Drops the output and its hidden name. NULL is allowed.
 void fsti_output_close(fsti_output *output);
 /// Drops the output; the hidden name, if it has one, is left as it is: somebody leads to it, or it

@@ -74,7 +74,11 @@ static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error
 static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error *error) {
     save_file *file = &writer->files[file_index];
     fst_status status = FST_OK;
-    if (writer->origin != NULL) {
+    if (writer->origin_header != NULL) {
+        status = fsti_writer_pack(writer, file, error);
+    } else if (writer->is_whole) {
+        status = fsti_writer_copy_whole(writer, error);
+    } else if (writer->origin != NULL) {
         status = fsti_writer_copy_origin(writer, error);
     } else if (writer->is_joined) {
         fsti_output_unmap(file->output); // everything was written as it came
@@ -84,6 +88,8 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
         fst_status closed = fsti_writer_close_stage(writer, file, status == FST_OK ? error : NULL);
         fsti_output_unmap(file->output);
         if (status == FST_OK) status = closed;
+        if (status == FST_OK && writer->options.compress != FST_COMPRESS_NONE)
+            status = fsti_writer_pack(writer, file, error);
     }
     if (status != FST_OK || writer->options.promise != FST_SAVE_DURABLE) return status;
     return fsti_writer_sync(writer, file->output, error);

@@ -185,7 +185,7 @@ fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error) 
     const char *path = fsti_file_path(writer->origin);
     fsti_error_place place = FSTI_NOWHERE;
     place.file = path;
-    if (fstat(fsti_file_descriptor(writer->origin), &info) != 0 || stat(path, &now) != 0 ||
+    if (fstat(fsti_file_identity(writer->origin), &info) != 0 || stat(path, &now) != 0 ||
         info.st_dev != now.st_dev || info.st_ino != now.st_ino)
         return fsti_error_set(error, FST_E_FILE_CHANGED, place,
                               "the file was replaced while it was edited");
@@ -226,7 +226,9 @@ static fst_status write_file(const header_edit *edit, const char *target,
                             &save,
                             edit->model->files[0].file,
                             edit->file.header_bytes,
-                            NULL};
+                            NULL,
+                            NULL,
+                            false};
     FST_TRY(fsti_writer_begin(&request, &writer, error));
     fst_status status = fsti_writer_commit(writer, error);
     if (status == FST_OK) status = fsti_writer_stats(writer, stats, error);
@@ -240,6 +242,9 @@ static fst_status edit_model(header_edit *edit, const char *path, const char *ta
     if (fsti_model_file_count(edit->model) != 1)
         return refuse(path, "it is a set of files: edit one of them", error);
     fsti_model_file_info(edit->model, 0, &edit->file);
+    if (edit->model->files[0].packed != NULL)
+        return refuse(path, "it is compressed: decompress it, edit that, and compress it again",
+                      error);
     if (target == NULL) target = edit->file.path;
     if (options->rename_count > 0) FST_TRY(check_index(edit, path, target, error));
     FST_TRY(describe_tensors(edit, options, error));

@@ -35,6 +35,13 @@ fst_status fsti_set_publish(const char *folder, const char *const *paths, size_t
 fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
                             fst_save_stats *stats, fst_error *error);
 
+/// See fst_file_compress() and fst_file_decompress(). `options` is complete.
+fst_status fsti_file_compress(const char *path, const char *target, const fst_pack_options *options,
+                              fst_save_stats *stats, fst_error *error);
+fst_status fsti_file_decompress(const char *path, const char *target,
+                                const fst_pack_options *options, fst_save_stats *stats,
+                                fst_error *error);
+
 /// See fst_leftovers_visit() and fst_leftovers_remove().
 fst_status fsti_leftovers_list(const char *path, fst_leftover_callback visit, void *context,
                                fst_error *error);

@@ -207,13 +207,14 @@ static fst_status begin_save(fst_writer *writer, const save_request *request, fs
     FST_TRY(copy_tensors(writer, request->tensors, request->tensor_count, error));
     group_members(writer);
     FST_TRY(lay_out_all(writer, request->tensors, error));
+    if (writer->is_whole) writer->bytes_total = fsti_file_size(writer->origin);
     FST_TRY(find_targets(writer, request->path, error));
     return open_outputs(writer, request->hidden, error);
 }
 
 fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
                             const fst_save_options *options, fst_writer **out, fst_error *error) {
-    save_request request = {path, tensors, tensor_count, options, NULL, 0, NULL};
+    save_request request = {path, tensors, tensor_count, options, NULL, 0, NULL, NULL, false};
     return fsti_writer_begin(&request, out, error);
 }
 
@@ -227,6 +228,8 @@ fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_
     writer->start_ns = fsti_now_ns();
     writer->origin = request->origin;
     writer->origin_begin = request->origin_begin;
+    writer->origin_header = request->origin_header;
+    writer->is_whole = request->is_whole;
     fst_status status = begin_save(writer, request, error);
     if (status != FST_OK) {
         fsti_writer_close(writer);
@@ -323,7 +326,7 @@ fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_erro
     stats->tensor_count = writer->tensor_count;
     for (uint32_t f = 0; f < writer->file_count; f++)
         stats->padding_count += fsti_layout_padding_count(&writer->files[f].layout);
-    stats->bytes_total = writer->bytes_total;
+    stats->bytes_total = writer->bytes_total - writer->bytes_packed;
     stats->bytes_written = counts->bytes_written;
     stats->bytes_direct = counts->bytes_direct;
     stats->bytes_staged = counts->bytes_staged;

@@ -68,6 +68,9 @@ struct fst_writer {
     fsti_file *origin;     ///< of an edit: the file whose tensors the new one has; else NULL
     uint64_t origin_begin; ///< of its data
     uint64_t bytes_shared, bytes_copied; ///< by finishing
+    const fsti_header *origin_header;    ///< where `origin` is to be packed: its header; else NULL
+    bool is_whole;         ///< the new file is the origin's bytes, header and all, or these packed
+    uint64_t bytes_packed; ///< that packing has saved; under `lock`
 
     atomic_int state; ///< writer_state
     atomic_bool is_cancelled;
@@ -105,6 +108,10 @@ fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_erro
 
 /// The whole of an edited file: its header, and what the old one has behind its own.
 fst_status fsti_writer_copy_origin(fst_writer *writer, fst_error *error);
+/// Packs a file that is finished, or the origin, in its place.
+fst_status fsti_writer_pack(fst_writer *writer, save_file *file, fst_error *error);
+/// The whole of the origin, as it is.
+fst_status fsti_writer_copy_whole(fst_writer *writer, fst_error *error);
 /// FST_E_FILE_CHANGED where the file that is edited is not what it was. Without one, FST_OK.
 fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error);
 
@@ -125,7 +132,9 @@ typedef struct save_request {
     const fst_save_options *options;
     fsti_file *origin; ///< see fst_writer; it stays the caller's
     uint64_t origin_begin;
-    const char *const *hidden; ///< the files, where they are there already; else NULL
+    const char *const *hidden;        ///< the files, where they are there already; else NULL
+    const fsti_header *origin_header; ///< see fst_writer
+    bool is_whole;
 } save_request;
 fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_error *error);
 

@@ -48,7 +48,10 @@ typedef struct batch_state {
     X(gds_bytes)                                                                                   \
     X(cache_bytes)                                                                                 \
     X(verified_bytes)                                                                              \
-    X(digest_ns)
+    X(digest_ns)                                                                                   \
+    X(stored_bytes)                                                                                \
+    X(decoded_bytes)                                                                               \
+    X(decode_ns)
 
 /// Counters of one worker, added up when it ends.
 typedef struct worker_counts {

@@ -42,6 +42,7 @@ typedef struct worker {
     io_lane lanes[FST_ENGINE_COUNT]; ///< by engine, opened on first use
     worker_counts counts;
     bool is_lane_worker;
+    fst_error told;    ///< why a file that is made of another could not be read
     fst_ring last_way; ///< of the chunk that a ring finished last, and when
     uint64_t last_ns;
 } worker;
@@ -135,7 +136,8 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
                                .offset = begin,
                                .size = (size_t)(end - begin),
                                .buffer = block->target,
-                               .engine = lane->engine->number};
+                               .engine = lane->engine->number,
+                               .error = &self->told};
     self->counts.read_count++;
     self->counts.used[lane->engine->number] = true;
     lane->in_flight++;
@@ -169,6 +171,9 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.copy_ns += fsti_now_ns() - start_ns;
     FST_TRY(status);
     self->counts.bytes_read += size;
+    self->counts.stored_bytes += block->read.stored_bytes;
+    self->counts.decoded_bytes += block->read.decoded_bytes;
+    self->counts.decode_ns += block->read.decode_ns;
     bool is_direct = lane->engine->is_direct && !block->is_buffered;
     if (is_direct) self->counts.bytes_direct += size;
     bool stays = !pipeline->chunks[block->chunk].is_resident && !pipeline->job.clears_cache;
@@ -225,6 +230,10 @@ static fst_status recover_read(worker *self, const io_lane *lane, io_block *bloc
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     int os_errno = (int)-block->read.result;
+    if (self->told.status != FST_OK) {
+        if (error != NULL) *error = self->told;
+        return self->told.status;
+    }
     if (lane->engine->is_direct &&
         fsti_pipeline_demote(pipeline, extent->file,
                              lane->engine->is_async ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT, false,

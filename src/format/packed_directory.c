@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The directory of a compressed file, held against the file's own header and the original one:
+/// each tensor of the original is there once, packed or plain, and every number adds up before any
+/// of it is used.
+#include <inttypes.h>
+#include <string.h>
+
+#include "format.h"
+
+typedef struct packed_parse {
+    const fsti_packed_source *source;
+    fsti_packed *packed;
+    const unsigned char *head, *records, *marks;
+    uint64_t tensor_count, chunk_count, entry_bytes;
+    uint64_t chunk_next; ///< first chunk of the next tensor
+    fst_error *error;
+} packed_parse;
+
+static uint64_t load_number(const unsigned char *bytes, unsigned size) {
+    uint64_t value = 0;
+    for (unsigned i = 0; i < size; i++) value |= (uint64_t)bytes[i] << (8 * i);
+    return value;
+}
+
+static fst_status refuse(const packed_parse *parse, const fsti_tensor *entry, fst_status status,
+                         const char *why) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = parse->source->path;
+    if (entry != NULL) {
+        place.tensor = fsti_header_name(parse->source->header, entry);
+        place.tensor_size = entry->name_size;
+    }
+    return fsti_error_set(parse->error, status, place, "the compressed file is damaged: %s", why);
+}
+
+static bool has_key(const fsti_header *header) {
+    size_t size = strlen(FSTI_PACKED_KEY);
+    for (size_t i = 0; i < header->metadata_count; i++) {
+        fsti_text key = header->metadata[i].key;
+        if (key.size == size && memcmp(header->bytes + key.at, FSTI_PACKED_KEY, size) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool is_vector(const fsti_tensor *tensor) {
+    return tensor->dtype == FST_DTYPE_U8 && tensor->rank == 1;
+}
+
+bool fsti_packed_is(const fsti_header *header) {
+    if (header->tensor_count == 0) return false;
+    const fsti_tensor *first = &header->tensors[0];
+    size_t size = strlen(FSTI_PACKED_NAME);
+    return first->name_size == size &&
+           memcmp(fsti_header_name(header, first), FSTI_PACKED_NAME, size) == 0 &&
+           is_vector(first) && has_key(header);
+}
+
+void fsti_packed_clear(fsti_packed *packed) {
+    fsti_header_unref(packed->header);
+    fsti_free(packed->tensors);
+    fsti_free(packed->chunks);
+    fsti_free(packed->bytes);
+    *packed = (fsti_packed){0};
+}
+
+static fst_status check_sizes(packed_parse *parse) {
+    fsti_packed *packed = parse->packed;
+    const unsigned char *head = parse->head;
+    uint64_t claimed = load_number(head + 16, 8), size = parse->entry_bytes, left = 0;
+    parse->tensor_count = load_number(head + 24, 4);
+    parse->chunk_count = load_number(head + 32, 8);
+    packed->true_bytes = load_number(head + 40, 8);
+    packed->original_bytes = load_number(head + 48, 8);
+    if (claimed < FSTI_PACKED_HEAD_BYTES || claimed > size)
+        return refuse(parse, NULL, FST_E_CORRUPT, "its directory has another size than it says");
+    left = claimed - FSTI_PACKED_HEAD_BYTES;
+    uint64_t records = parse->tensor_count * FSTI_PACKED_TENSOR_BYTES;
+    if (records > left || parse->chunk_count > (left - records) / FSTI_PACKED_CHUNK_BYTES ||
+        left - records - parse->chunk_count * FSTI_PACKED_CHUNK_BYTES != packed->original_bytes)
+        return refuse(parse, NULL, FST_E_CORRUPT, "its directory does not add up");
+    if (packed->original_bytes < FSTI_FORMAT_LENGTH_BYTES ||
+        packed->original_bytes > packed->true_bytes)
+        return refuse(parse, NULL, FST_E_CORRUPT, "the original header has no room in its file");
+    if (parse->source->file_size < UINT64_MAX / FSTI_PACKED_FACTOR_MAX - FSTI_PACKED_SLACK &&
+        packed->true_bytes > parse->source->file_size * FSTI_PACKED_FACTOR_MAX + FSTI_PACKED_SLACK)
+        return refuse(parse, NULL, FST_E_CORRUPT,
+                      "it claims to hold more than 64 times its own size");
+    for (uint64_t i = claimed; i < size; i++)
+        if (packed->bytes[i] != 0)
+            return refuse(parse, NULL, FST_E_CORRUPT, "its directory does not end in zeros");
+    parse->records = head + FSTI_PACKED_HEAD_BYTES;
+    parse->marks = parse->records + records;
+    packed->original = (const char *)parse->marks + parse->chunk_count * FSTI_PACKED_CHUNK_BYTES;
+    return FST_OK;
+}
+
+/// The CRC32C of the directory, its own field zero.
+static uint32_t directory_crc(char *bytes, size_t size) {
+    char kept[4];
+    memcpy(kept, bytes + 56, 4);
+    memset(bytes + 56, 0, 4);
+    uint32_t crc = fsti_crc32c(bytes, size);
+    memcpy(bytes + 56, kept, 4);
+    return crc;
+}
+
+static fst_status read_head(packed_parse *parse) {
+    const unsigned char *head = parse->head;
+    if (parse->entry_bytes < FSTI_PACKED_HEAD_BYTES || memcmp(head, FSTI_PACKED_MAGIC, 8) != 0)
+        return refuse(parse, NULL, FST_E_CORRUPT, "its directory does not begin as one");
+    if (load_number(head + 8, 4) != FSTI_PACKED_VERSION || load_number(head + 12, 4) != 0)
+        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or of a version that is not known here");
+    if (load_number(head + 28, 4) != 0)
+        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or has tables of a coder not known here");
+    if (load_number(head + 60, 4) != 0)
+        return refuse(parse, NULL, FST_E_CORRUPT, "a reserved word is not zero");
+    if (load_number(head + 56, 4) != directory_crc(parse->packed->bytes, parse->entry_bytes))
+        return refuse(parse, NULL, FST_E_CORRUPT, "the CRC32C of its directory differs");
+    return check_sizes(parse);
+}
+
+static fst_status read_original(packed_parse *parse) {
+    fsti_packed *packed = parse->packed;
+    const fsti_packed_source *source = parse->source;
+    fsti_header_rules rules = {
+        .path = source->path, .file_size = packed->true_bytes, .hash_key = source->hash_key};
+    uint64_t header_bytes;
+    FST_TRY(fsti_header_length((const unsigned char *)packed->original, &rules, &header_bytes,
+                               parse->error));
+    if (header_bytes != packed->original_bytes - FSTI_FORMAT_LENGTH_BYTES)
+        return refuse(parse, NULL, FST_E_CORRUPT, "the original header has another length");
+    size_t size = (size_t)header_bytes;
+    char *text = fsti_alloc_zeroed(size + FSTI_FORMAT_PADDING_BYTES, 1);
+    if (text == NULL) return fsti_error_memory(parse->error, size);
+    memcpy(text, packed->original + FSTI_FORMAT_LENGTH_BYTES, size);
+    return fsti_header_parse(text, size, &rules, &packed->header, parse->error);
+}
+
+/// The original's tensor of that name, which must not have been met before.
+static fst_status find_original(packed_parse *parse, const fsti_tensor *entry, size_t prefix,
+                                size_t *out) {
+    fsti_packed *packed = parse->packed;
+    const char *name = fsti_header_name(parse->source->header, entry);
+    *out = fsti_header_find(packed->header, name + prefix, entry->name_size - prefix);
+    if (*out == SIZE_MAX)
+        return refuse(parse, entry, FST_E_CORRUPT, "the original has no tensor of an entry's name");
+    if (packed->tensors[*out].stored_end != 0)
+        return refuse(parse, entry, FST_E_CORRUPT, "a tensor is there twice");
+    uint64_t begin = parse->source->header->data_begin;
+    packed->tensors[*out].stored_begin = begin + entry->begin;
+    packed->tensors[*out].stored_end = begin + entry->end;
+    return FST_OK;
+}
+
+/// The chunks of a packed tensor: each as large as it may be, together the whole entry.
+static fst_status read_chunks(packed_parse *parse, const fsti_tensor *entry,
+                              fsti_packed_tensor *tensor, uint64_t true_bytes) {
+    uint64_t at = tensor->stored_begin, chunk_bytes = (uint64_t)1 << tensor->chunk_log;
+    for (uint64_t i = 0; i < tensor->chunk_count; i++) {
+        const unsigned char *mark =
+            parse->marks + (tensor->chunk_first + i) * FSTI_PACKED_CHUNK_BYTES;
+        uint32_t word = (uint32_t)load_number(mark, 4);
+        fsti_packed_chunk *chunk = &parse->packed->chunks[tensor->chunk_first + i];
+        *chunk = (fsti_packed_chunk){.begin = at,
+                                     .crc = (uint32_t)load_number(mark + 4, 4),
+                                     .stored_bytes = word & ~FSTI_PACKED_RAW,
+                                     .is_raw = (word & FSTI_PACKED_RAW) != 0};
+        uint64_t own_bytes = fsti_min(chunk_bytes, true_bytes - i * chunk_bytes);
+        if (chunk->stored_bytes == 0 || chunk->stored_bytes > own_bytes ||
+            (chunk->is_raw ? chunk->stored_bytes != own_bytes : chunk->stored_bytes % 16 != 0))
+            return refuse(parse, entry, FST_E_CORRUPT, "a chunk has a size that it can't have");
+        at += chunk->stored_bytes;
+        if (at > tensor->stored_end)
+            return refuse(parse, entry, FST_E_CORRUPT, "chunks reach beyond their entry");
+    }
+    if (tensor->stored_end - at >= FSTI_PACKED_ALIGNMENT)
+        return refuse(parse, entry, FST_E_CORRUPT, "chunks do not fill their entry");
+    return FST_OK;
+}
+
+static fst_status read_packed(packed_parse *parse, const fsti_tensor *entry,
+                              const unsigned char *record) {
+    fsti_packed *packed = parse->packed;
+    size_t index, prefix = strlen(FSTI_PACKED_NAME ".");
+    const char *name = fsti_header_name(parse->source->header, entry);
+    if (entry->name_size <= prefix || memcmp(name, FSTI_PACKED_NAME ".", prefix) != 0 ||
+        !is_vector(entry))
+        return refuse(parse, entry, FST_E_CORRUPT, "a record has no packed entry");
+    FST_TRY(find_original(parse, entry, prefix, &index));
+    const fsti_tensor *original = &packed->header->tensors[index];
+    fsti_packed_tensor *tensor = &packed->tensors[index];
+    uint64_t true_bytes = original->end - original->begin;
+    if (record[1] >= FSTI_LAYOUT_COUNT || record[2] != FSTI_CODER_ZSTD)
+        return refuse(parse, entry, FST_E_UNSUPPORTED, "or its layout or coder is not known here");
+    if (record[0] != original->dtype ||
+        record[1] != fsti_codec_layout_of((fst_dtype)original->dtype) ||
+        load_number(record + 8, 8) != true_bytes || true_bytes == 0)
+        return refuse(parse, entry, FST_E_CORRUPT, "a record differs from the original header");
+    if (record[3] < FSTI_CHUNK_LOG_MIN || record[3] > FSTI_CHUNK_LOG_MAX ||
+        load_number(record + 4, 4) != 0 || load_number(record + 24, 8) != 0 ||
+        entry->begin % FSTI_PACKED_ALIGNMENT != 0)
+        return refuse(parse, entry, FST_E_CORRUPT, "a record has a value that it can't have");
+    tensor->is_packed = true;
+    tensor->chunk_log = record[3];
+    tensor->chunk_first = load_number(record + 16, 8);
+    tensor->chunk_count = (true_bytes - 1) / ((uint64_t)1 << record[3]) + 1;
+    if (tensor->chunk_first != parse->chunk_next ||
+        tensor->chunk_count > parse->chunk_count - parse->chunk_next)
+        return refuse(parse, entry, FST_E_CORRUPT, "a tensor has other chunks than its size says");
+    parse->chunk_next += tensor->chunk_count;
+    return read_chunks(parse, entry, tensor, true_bytes);
+}
+
+static fst_status read_plain(packed_parse *parse, const fsti_tensor *entry) {
+    const fsti_header *stored = parse->source->header;
+    const fsti_header *header = parse->packed->header;
+    size_t index;
+    FST_TRY(find_original(parse, entry, 0, &index));
+    const fsti_tensor *original = &header->tensors[index];
+    if (original->dtype != entry->dtype || original->rank != entry->rank ||
+        original->end - original->begin != entry->end - entry->begin ||
+        memcmp(fsti_header_shape(header, original), fsti_header_shape(stored, entry),
+               entry->rank * sizeof(uint64_t)) != 0)
+        return refuse(parse, entry, FST_E_CORRUPT, "a tensor differs from the original header");
+    return FST_OK;
+}
+
+static fst_status read_entries(packed_parse *parse) {
+    const fsti_header *stored = parse->source->header;
+    fsti_packed *packed = parse->packed;
+    size_t count = packed->header->tensor_count;
+    packed->tensors = fsti_alloc_zeroed(count, sizeof *packed->tensors);
+    packed->chunks = fsti_alloc_zeroed((size_t)parse->chunk_count, sizeof *packed->chunks);
+    if (packed->tensors == NULL || packed->chunks == NULL)
+        return fsti_error_memory(parse->error, parse->chunk_count * sizeof *packed->chunks);
+    if (stored->tensor_count - 1 != count || parse->tensor_count > count)
+        return refuse(parse, NULL, FST_E_CORRUPT, "it has another number of tensors");
+    for (size_t i = 0; i < count; i++) {
+        const fsti_tensor *entry = &stored->tensors[i + 1];
+        FST_TRY(i < parse->tensor_count
+                    ? read_packed(parse, entry, parse->records + i * FSTI_PACKED_TENSOR_BYTES)
+                    : read_plain(parse, entry));
+    }
+    if (parse->chunk_next != parse->chunk_count)
+        return refuse(parse, NULL, FST_E_CORRUPT, "it has chunks of no tensor");
+    packed->chunk_count = parse->chunk_count;
+    packed->packed_count = (size_t)parse->tensor_count;
+    return FST_OK;
+}
+
+fst_status fsti_packed_parse(char *bytes, size_t byte_count, const fsti_packed_source *source,
+                             fsti_packed *out, fst_error *error) {
+    *out = (fsti_packed){.bytes = bytes};
+    packed_parse parse = {.source = source,
+                          .packed = out,
+                          .head = (const unsigned char *)bytes,
+                          .entry_bytes = byte_count,
+                          .error = error};
+    fst_status status = read_head(&parse);
+    if (status == FST_OK) status = read_original(&parse);
+    if (status == FST_OK) status = read_entries(&parse);
+    if (status != FST_OK) fsti_packed_clear(out);
+    return status;
+}
+
+size_t fsti_packed_tensor_at(const fsti_packed *packed, uint64_t offset) {
+    const fsti_header *header = packed->header;
+    uint64_t at = offset - header->data_begin;
+    size_t low = 0, high = header->tensor_count;
+    // The first that ends behind the byte: those before it, empty ones too, do not.
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (header->tensors[middle].end <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}

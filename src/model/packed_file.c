@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A compressed file as a file of true bytes: whoever reads it decodes the chunks that are asked
+/// for, in its own thread. A read that ends within a chunk leaves that decoded for the next one.
+#include "packed_file.h"
+
+#include <errno.h>
+#include <string.h>
+
+/// Stored bytes that are read at once: enough for a disk, and they stay in the processor's cache.
+#define GROUP_BYTES ((uint64_t)2 << 20)
+#define NO_CHUNK UINT64_MAX
+
+/// One thread's room.
+typedef struct packed_room {
+    fsti_decoder *decoder;
+    char *stored;
+    uint64_t stored_capacity;
+    char *tail;          ///< the chunk that a read ended in, decoded
+    uint64_t tail_chunk; ///< which; NO_CHUNK: none
+    struct packed_room *next;
+} packed_room;
+
+typedef struct packed_file {
+    fsti_file *stored;
+    fsti_packed packed;
+    fsti_digest_list digests; ///< of the stored bytes; kind is NULL when there are none
+    pthread_mutex_t lock;     ///< for rooms
+    packed_room *rooms;       ///< that nobody uses now
+} packed_file;
+
+/// A read on its way.
+typedef struct packed_read {
+    packed_file *file;
+    packed_room *room;
+    fsti_io_op *op;
+    fst_error *error;
+} packed_read;
+
+static void free_room(packed_room *room) {
+    fsti_decoder_close(room->decoder);
+    fsti_free(room->stored);
+    fsti_free(room->tail);
+    fsti_free(room);
+}
+
+static void release_file(void *context) {
+    packed_file *file = context;
+    while (file->rooms != NULL) {
+        packed_room *room = file->rooms;
+        file->rooms = room->next;
+        free_room(room);
+    }
+    fsti_packed_clear(&file->packed);
+    pthread_mutex_destroy(&file->lock);
+    fsti_free(file);
+}
+
+/// Room for a read that begins in `chunk`: what holds that already, else any, else a new one.
+static packed_room *take_room(packed_file *file, uint64_t chunk) {
+    pthread_mutex_lock(&file->lock);
+    packed_room **link = &file->rooms;
+    for (packed_room **at = link; *at != NULL; at = &(*at)->next)
+        if ((*at)->tail_chunk == chunk) link = at;
+    packed_room *room = *link;
+    if (room != NULL) *link = room->next;
+    pthread_mutex_unlock(&file->lock);
+    if (room != NULL) return room;
+    room = fsti_alloc_zeroed(1, sizeof *room);
+    if (room != NULL) room->tail_chunk = NO_CHUNK;
+    return room;
+}
+
+static void give_room(packed_file *file, packed_room *room) {
+    pthread_mutex_lock(&file->lock);
+    room->next = file->rooms;
+    file->rooms = room;
+    pthread_mutex_unlock(&file->lock);
+}
+
+static fst_status grow_stored(packed_room *room, uint64_t size, fst_error *error) {
+    if (size <= room->stored_capacity) return FST_OK;
+    fsti_free(room->stored);
+    room->stored_capacity = 0;
+    room->stored = fsti_alloc((size_t)size);
+    if (room->stored == NULL) return fsti_error_memory(error, size);
+    room->stored_capacity = size;
+    return FST_OK;
+}
+
+static fst_status read_exactly(const packed_read *read, uint64_t begin, uint64_t size,
+                               void *target) {
+    fsti_file *stored = read->file->stored;
+    size_t got;
+    FST_TRY(fsti_file_read(stored, target, (size_t)size, begin, &got, read->error));
+    read->op->stored_bytes += got;
+    if (got == size) return FST_OK;
+    // The file may have shrunk: that says more than "short".
+    FST_TRY(fsti_file_check(stored, read->error));
+    fsti_error_place place = {.file = fsti_file_path(stored), .byte_offset = begin + got};
+    return fsti_error_set(read->error, FST_E_SHORT_READ, place, "the file ended before its data");
+}
+
+/// Brings stored bytes [begin, end) to the room, held against their digests where there are any;
+/// these are of whole pieces. *out: where `begin` is.
+static fst_status read_stored(const packed_read *read, uint64_t begin, uint64_t end,
+                              const char **out) {
+    const fsti_digest_list *digests = &read->file->digests;
+    uint64_t from = begin, until = end, bad;
+    if (digests->kind != NULL) {
+        from = fsti_align_down(begin, digests->chunk_bytes);
+        until = fsti_min(fsti_align_up(end, digests->chunk_bytes), digests->file_bytes);
+    }
+    FST_TRY(grow_stored(read->room, until - from, read->error));
+    FST_TRY(read_exactly(read, from, until - from, read->room->stored));
+    *out = read->room->stored + (begin - from);
+    if (digests->kind == NULL ||
+        fsti_digest_list_holds(digests, from, read->room->stored, until - from, &bad))
+        return FST_OK;
+    fsti_error_place place = {.file = fsti_file_path(read->file->stored), .byte_offset = bad};
+    return fsti_error_set(read->error, FST_E_DIGEST, place,
+                          "stored bytes of a compressed file differ from their %s digest",
+                          digests->kind->name);
+}
+
+static fst_status read_plain(const packed_read *read, uint64_t begin, uint64_t size, char *target) {
+    if (read->file->digests.kind == NULL) return read_exactly(read, begin, size, target);
+    for (uint64_t done = 0, part; done < size; done += part) {
+        const char *bytes;
+        part = fsti_min(size - done, GROUP_BYTES);
+        FST_TRY(read_stored(read, begin + done, begin + done + part, &bytes));
+        memcpy(target + done, bytes, (size_t)part);
+    }
+    return FST_OK;
+}
+
+/// Part of a packed tensor: bytes [begin, end) of it.
+typedef struct packed_part {
+    size_t index;
+    uint64_t begin, end;
+    char *target;
+} packed_part;
+
+static fst_status open_decoder(packed_room *room, fst_error *error) {
+    size_t tail_bytes = (size_t)1 << FSTI_CHUNK_LOG_MAX;
+    if (room->tail == NULL) room->tail = fsti_alloc(tail_bytes);
+    if (room->tail == NULL) return fsti_error_memory(error, tail_bytes);
+    return room->decoder == NULL ? fsti_decoder_open(&room->decoder, error) : FST_OK;
+}
+
+/// Decodes chunk `number` of a tensor, whose stored bytes are given; all of it, wherever it begins.
+static fst_status decode_chunk(const packed_read *read, const packed_part *part, uint64_t number,
+                               const char *stored, char *target) {
+    const fsti_packed *packed = &read->file->packed;
+    const fsti_packed_tensor *tensor = &packed->tensors[part->index];
+    const fsti_tensor *original = &packed->header->tensors[part->index];
+    const fsti_packed_chunk *mark = &packed->chunks[tensor->chunk_first + number];
+    uint64_t size = (uint64_t)1 << tensor->chunk_log;
+    uint64_t left = original->end - original->begin - number * size;
+    fsti_chunk chunk = {.dtype = (fst_dtype)original->dtype,
+                        .is_raw = mark->is_raw,
+                        .crc = mark->crc,
+                        .stored = (const unsigned char *)stored,
+                        .stored_bytes = mark->stored_bytes,
+                        .true_bytes = (size_t)fsti_min(size, left)};
+    fst_error cause;
+    uint64_t start_ns = fsti_now_ns();
+    fst_status status = fsti_chunk_decode(read->room->decoder, &chunk, target, &cause);
+    read->op->decode_ns += fsti_now_ns() - start_ns;
+    if (status == FST_OK) return FST_OK;
+    FST_TRY(fsti_file_check(read->file->stored, read->error));
+    fsti_error_place place = {.file = fsti_file_path(read->file->stored),
+                              .tensor = fsti_header_name(packed->header, original),
+                              .tensor_size = original->name_size,
+                              .byte_offset = mark->begin};
+    return fsti_error_set(read->error, status, place, "%s", cause.message);
+}
+
+/// Puts one chunk's part in its place: at once, or by way of the room where only some is wanted.
+static fst_status place_chunk(const packed_read *read, const packed_part *part, uint64_t number,
+                              const char *stored) {
+    const fsti_packed_tensor *tensor = &read->file->packed.tensors[part->index];
+    const fsti_tensor *original = &read->file->packed.header->tensors[part->index];
+    packed_room *room = read->room;
+    uint64_t begin = number << tensor->chunk_log;
+    uint64_t end =
+        fsti_min(begin + ((uint64_t)1 << tensor->chunk_log), original->end - original->begin);
+    uint64_t from = fsti_max(begin, part->begin), until = fsti_min(end, part->end);
+    char *target = part->target + (from - part->begin);
+    read->op->decoded_bytes += until - from;
+    if (from == begin && until == end && stored != NULL)
+        return decode_chunk(read, part, number, stored, target);
+    if (stored != NULL) {
+        room->tail_chunk = NO_CHUNK;
+        FST_TRY(decode_chunk(read, part, number, stored, room->tail));
+        room->tail_chunk = tensor->chunk_first + number;
+    }
+    memcpy(target, room->tail + (from - begin), (size_t)(until - from));
+    return FST_OK;
+}
+
+static uint64_t chunk_end(const fsti_packed_chunk *chunk) {
+    return chunk->begin + chunk->stored_bytes;
+}
+
+static fst_status read_packed(const packed_read *read, const packed_part *part) {
+    const fsti_packed_tensor *tensor = &read->file->packed.tensors[part->index];
+    const fsti_packed_chunk *chunks = read->file->packed.chunks + tensor->chunk_first;
+    uint64_t next = part->begin >> tensor->chunk_log;
+    uint64_t end = ((part->end - 1) >> tensor->chunk_log) + 1;
+    FST_TRY(open_decoder(read->room, read->error));
+    if (read->room->tail_chunk == tensor->chunk_first + next)
+        FST_TRY(place_chunk(read, part, next++, NULL));
+    while (next < end) {
+        uint64_t until = next + 1, begin = chunks[next].begin;
+        const char *stored;
+        while (until < end && chunk_end(&chunks[until]) - begin <= GROUP_BYTES) until++;
+        FST_TRY(read_stored(read, begin, chunk_end(&chunks[until - 1]), &stored));
+        for (; next < until; next++)
+            FST_TRY(place_chunk(read, part, next, stored + (chunks[next].begin - begin)));
+    }
+    return FST_OK;
+}
+
+/// Bytes [begin, end) of one tensor of the original.
+static fst_status read_tensor(const packed_read *read, const packed_part *part) {
+    const fsti_packed_tensor *tensor = &read->file->packed.tensors[part->index];
+    if (tensor->is_packed) return read_packed(read, part);
+    read->op->decoded_bytes += part->end - part->begin;
+    return read_plain(read, tensor->stored_begin + part->begin, part->end - part->begin,
+                      part->target);
+}
+
+static fst_status read_bytes(const packed_read *read, uint64_t at, uint64_t end) {
+    const fsti_packed *packed = &read->file->packed;
+    char *target = read->op->buffer;
+    if (at < packed->original_bytes) {
+        uint64_t size = fsti_min(end, packed->original_bytes) - at;
+        memcpy(target, packed->original + at, (size_t)size);
+        at += size;
+        target += size;
+    }
+    while (at < end) {
+        packed_part part = {.index = fsti_packed_tensor_at(packed, at), .target = target};
+        const fsti_tensor *tensor = &packed->header->tensors[part.index];
+        uint64_t begin = packed->header->data_begin + tensor->begin;
+        part.begin = at - begin;
+        part.end = fsti_min(end - begin, tensor->end - tensor->begin);
+        FST_TRY(read_tensor(read, &part));
+        at += part.end - part.begin;
+        target += part.end - part.begin;
+    }
+    return FST_OK;
+}
+
+/// The chunk that byte `at` of the original is in; NO_CHUNK where it is in none.
+static uint64_t chunk_at(const fsti_packed *packed, uint64_t at) {
+    if (at < packed->original_bytes || at >= packed->true_bytes) return NO_CHUNK;
+    size_t index = fsti_packed_tensor_at(packed, at);
+    const fsti_packed_tensor *tensor = &packed->tensors[index];
+    uint64_t begin = packed->header->data_begin + packed->header->tensors[index].begin;
+    return tensor->is_packed ? tensor->chunk_first + ((at - begin) >> tensor->chunk_log) : NO_CHUNK;
+}
+
+static void read_made(void *context, fsti_io_op *op) {
+    packed_file *file = context;
+    uint64_t end = fsti_min(op->offset + op->size, file->packed.true_bytes);
+    fst_error error;
+    op->result = 0;
+    if (op->offset >= end) return;
+    packed_read read = {.file = file,
+                        .room = take_room(file, chunk_at(&file->packed, op->offset)),
+                        .op = op,
+                        .error = op->error != NULL ? op->error : &error};
+    fst_status status = FST_OK;
+    if (read.room == NULL)
+        status = fsti_error_memory(read.error, sizeof *read.room);
+    else
+        status = read_bytes(&read, op->offset, end);
+    if (read.room != NULL) give_room(file, read.room);
+    op->result = status == FST_OK ? (int64_t)(end - op->offset) : -EIO;
+}
+
+static void let_go(void *context, uint64_t at, uint64_t end) {
+    const packed_file *file = context;
+    const fsti_packed *packed = &file->packed;
+    at = fsti_max(at, packed->original_bytes);
+    for (; at < fsti_min(end, packed->true_bytes);) {
+        size_t index = fsti_packed_tensor_at(packed, at);
+        const fsti_packed_tensor *tensor = &packed->tensors[index];
+        uint64_t begin = packed->header->data_begin + packed->header->tensors[index].begin;
+        uint64_t until =
+            fsti_min(end, packed->header->data_begin + packed->header->tensors[index].end);
+        uint64_t from = tensor->stored_begin + (at - begin);
+        uint64_t to = tensor->stored_begin + (until - begin);
+        if (tensor->is_packed) {
+            from = packed->chunks[chunk_at(packed, at)].begin;
+            to = chunk_end(&packed->chunks[chunk_at(packed, until - 1)]);
+        }
+        fsti_file_let_go(file->stored, from, to);
+        at = until;
+    }
+}
+
+/// The directory's entry, whole.
+static fst_status read_directory(const packed_read *read, const fsti_header *header, char **bytes,
+                                 size_t *byte_count) {
+    uint64_t size = header->tensors[0].end;
+    const char *stored;
+    char *copy = fsti_alloc((size_t)size + 1);
+    if (copy == NULL) return fsti_error_memory(read->error, size);
+    fst_status status = FST_OK;
+    if (read->file->digests.kind == NULL) {
+        status = read_exactly(read, header->data_begin, size, copy);
+    } else {
+        status = read_stored(read, header->data_begin, header->data_begin + size, &stored);
+        if (status == FST_OK) memcpy(copy, stored, (size_t)size);
+    }
+    if (status != FST_OK) {
+        fsti_free(copy);
+        return status;
+    }
+    *bytes = copy;
+    *byte_count = (size_t)size;
+    return FST_OK;
+}
+
+static fst_status parse_file(packed_file *file, const fst_model *model, const fsti_header *header,
+                             fst_error *error) {
+    packed_room room = {.tail_chunk = NO_CHUNK};
+    fsti_io_op op = {.file = file->stored};
+    packed_read read = {.file = file, .room = &room, .op = &op, .error = error};
+    fsti_packed_source source = {.header = header,
+                                 .file_size = fsti_file_size(file->stored),
+                                 .path = fsti_file_path(file->stored),
+                                 .hash_key = model->hash_key};
+    char *bytes = NULL;
+    size_t byte_count = 0;
+    fst_status status = read_directory(&read, header, &bytes, &byte_count);
+    fsti_free(room.stored);
+    FST_TRY(status);
+    return fsti_packed_parse(bytes, byte_count, &source, &file->packed, error);
+}
+
+fst_status fsti_packed_file_open(const fst_model *model, model_file *target, fst_error *error) {
+    packed_file *file = fsti_alloc_zeroed(1, sizeof *file);
+    if (file == NULL) return fsti_error_memory(error, sizeof *file);
+    pthread_mutex_init(&file->lock, NULL);
+    file->stored = target->file;
+    file->digests = target->digests;
+    fst_status status = parse_file(file, model, target->header, error);
+    if (status != FST_OK) {
+        release_file(file);
+        return status;
+    }
+    target->packed = &file->packed;
+    target->stored_header = target->header;
+    target->header = fsti_header_ref(file->packed.header);
+    target->digests = (fsti_digest_list){0};
+    fsti_file_maker maker = {.origin = target->file,
+                             .size_bytes = file->packed.true_bytes,
+                             .context = file,
+                             .read = read_made,
+                             .let_go = let_go,
+                             .release = release_file,
+                             .what = "compressed"};
+    target->file = NULL; // the maker's now
+    return fsti_file_make(&maker, &target->file, error);
+}

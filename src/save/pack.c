@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Packing: tensors are encoded in the order of the original, behind room for the header and the
+/// directory, which are written last; what does not shrink follows as it is.
+#include "pack_job.h"
+
+#include <string.h>
+
+/// A tensor is packed if that saves so many bytes and one of 33, 3 %.
+#define SAVING_BYTES_MIN 4096u
+#define SAVING_PART 33u
+/// After so many chunks a tensor that has saved nothing is given up.
+#define TRIAL_CHUNKS 64u
+#define COPY_BYTES ((uint64_t)1 << 20)
+
+static bool is_candidate(const pack_job *job, const fsti_tensor *tensor) {
+    bool is_meant =
+        job->request->compress == FST_COMPRESS_ALL || fsti_codec_is_float((fst_dtype)tensor->dtype);
+    return is_meant && size_of(tensor) > SAVING_BYTES_MIN;
+}
+
+static fst_status check_names(const pack_job *job) {
+    const fsti_header *header = job->request->header;
+    size_t size = strlen(FSTI_PACKED_NAME);
+    for (size_t i = 0; i < header->tensor_count; i++) {
+        const fsti_tensor *tensor = &header->tensors[i];
+        const char *name = fsti_header_name(header, tensor);
+        if (tensor->name_size < size || memcmp(name, FSTI_PACKED_NAME, size) != 0) continue;
+        fsti_error_place place = {.file = fsti_file_path(job->request->file),
+                                  .tensor = name,
+                                  .tensor_size = tensor->name_size,
+                                  .byte_offset = FST_NO_OFFSET};
+        return fsti_error_set(job->error, FST_E_ARGUMENT, place,
+                              "names that begin with " FSTI_PACKED_NAME
+                              " are those of compressed tensors: this file can't be compressed");
+    }
+    return FST_OK;
+}
+
+/// Which tensors are tried, and room for what becomes of them.
+static fst_status choose_items(pack_job *job) {
+    const fsti_header *header = job->request->header;
+    size_t count = header->tensor_count;
+    job->items = fsti_alloc_zeroed(count + 1, sizeof *job->items);
+    job->tensors = fsti_alloc_zeroed(count + 1, sizeof *job->tensors);
+    job->packed = fsti_alloc_zeroed(count + 1, sizeof *job->packed);
+    job->packed_tensors = fsti_alloc_zeroed(count + 1, sizeof *job->packed_tensors);
+    job->packed_bytes = fsti_alloc_zeroed(count + 1, sizeof *job->packed_bytes);
+    job->is_packed = fsti_alloc_zeroed(count + 1, sizeof *job->is_packed);
+    if (job->items == NULL || job->tensors == NULL || job->packed == NULL ||
+        job->packed_tensors == NULL || job->packed_bytes == NULL || job->is_packed == NULL)
+        return fsti_error_memory(job->error, count * sizeof *job->items);
+    for (uint32_t i = 0; i < count; i++) {
+        const fsti_tensor *tensor = &header->tensors[i];
+        if (!is_candidate(job, tensor)) continue;
+        encode_item *item = &job->items[job->item_count];
+        item->dtype = (fst_dtype)tensor->dtype;
+        item->begin = header->data_begin + tensor->begin;
+        item->size_bytes = size_of(tensor);
+        item->chunk_first = job->chunk_count;
+        job->chunk_count += encode_chunks_of(item->size_bytes);
+        job->tensors[job->item_count++] = i;
+    }
+    job->marks = fsti_alloc((size_t)(job->chunk_count + 1) * sizeof *job->marks);
+    if (job->marks == NULL)
+        return fsti_error_memory(job->error, job->chunk_count * sizeof *job->marks);
+    return FST_OK;
+}
+
+static fst_status read_original(pack_job *job) {
+    size_t got;
+    job->true_bytes = fsti_file_size(job->request->file);
+    job->original_bytes = job->request->header->data_begin;
+    job->original = fsti_alloc((size_t)job->original_bytes);
+    if (job->original == NULL) return fsti_error_memory(job->error, job->original_bytes);
+    FST_TRY(fsti_file_read(job->request->file, job->original, (size_t)job->original_bytes, 0, &got,
+                           job->error));
+    fsti_error_place place = {.file = fsti_file_path(job->request->file), .byte_offset = got};
+    if (got == job->original_bytes) return FST_OK;
+    return fsti_error_set(job->error, FST_E_SHORT_READ, place, "the file ended inside its header");
+}
+
+/// Lays the file out: room for the longest header, the longest directory, and the original.
+static fst_status make_room(pack_job *job) {
+    char *draft = NULL;
+    size_t draft_bytes = 0;
+    size_t count = job->request->header->tensor_count;
+    job->entry_bytes = fsti_packed_bytes(job->item_count, job->chunk_count, job->original_bytes);
+    FST_TRY(fsti_pack_header(job, true, &draft, &draft_bytes));
+    fsti_free(draft);
+    // The length of a packed tensor may have more digits than its shape had.
+    job->header_bytes = fsti_align_up(draft_bytes + 24 * count, FSTI_PACKED_ALIGNMENT);
+    job->at = job->header_bytes + job->entry_bytes;
+    // Packed entries are filled up.
+    uint64_t fillings = job->item_count * FSTI_PACKED_ALIGNMENT;
+    return fsti_output_reserve(job->output, job->at + job->true_bytes + fillings, job->error);
+}
+
+/// Takes the chunks of an item and writes them; *stored: their bytes.
+static fst_status write_chunks(pack_job *job, encode_ring *ring, encode_item *item,
+                               uint64_t *stored) {
+    uint64_t count = encode_chunks_of(item->size_bytes), done = 0;
+    *stored = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const fsti_chunk *chunk;
+        FST_TRY(fsti_encode_next(ring, &chunk, job->error));
+        FST_TRY(job->request->report(job->request->context, chunk->true_bytes, job->error));
+        if (atomic_load(&item->is_refused)) continue;
+        FST_TRY(fsti_output_write(job->output, chunk->stored, chunk->stored_bytes,
+                                  job->at + *stored, job->error));
+        job->marks[job->mark_count + i] = (fsti_packed_mark){
+            (uint32_t)chunk->stored_bytes | (chunk->is_raw ? FSTI_PACKED_RAW : 0), chunk->crc};
+        *stored += chunk->stored_bytes;
+        done += chunk->true_bytes;
+        if (i + 1 == TRIAL_CHUNKS && done - *stored < done / SAVING_PART / 2)
+            atomic_store(&item->is_refused, true);
+    }
+    uint64_t saved = item->size_bytes - fsti_min(*stored, item->size_bytes);
+    if (saved < SAVING_BYTES_MIN || saved < item->size_bytes / SAVING_PART)
+        atomic_store(&item->is_refused, true);
+    return FST_OK;
+}
+
+static fst_status fill_entry(pack_job *job, uint64_t size_bytes) {
+    static const char zeros[FSTI_PACKED_ALIGNMENT];
+    uint64_t end = fsti_align_up(size_bytes, FSTI_PACKED_ALIGNMENT);
+    FST_TRY(fsti_output_write(job->output, zeros, (size_t)(end - size_bytes), job->at + size_bytes,
+                              job->error));
+    job->packed_bytes[job->packed_count] = end;
+    job->at += end;
+    return FST_OK;
+}
+
+static fst_status write_packed(pack_job *job, encode_ring *ring) {
+    for (size_t i = 0; i < job->item_count; i++) {
+        encode_item *item = &job->items[i];
+        uint64_t stored;
+        FST_TRY(write_chunks(job, ring, item, &stored));
+        if (atomic_load(&item->is_refused)) continue; // its place is the next one's
+        FST_TRY(fill_entry(job, stored));
+        job->packed[job->packed_count] =
+            (fsti_packed_draft_tensor){.dtype = item->dtype,
+                                       .chunk_log = FSTI_CHUNK_LOG_DEFAULT,
+                                       .true_bytes = item->size_bytes,
+                                       .chunk_first = job->mark_count};
+        job->mark_count += encode_chunks_of(item->size_bytes);
+        job->packed_tensors[job->packed_count++] = job->tensors[i];
+        job->is_packed[job->tensors[i]] = true;
+    }
+    return FST_OK;
+}
+
+/// Copies bytes of the original to the end of what is written.
+static fst_status copy_bytes(pack_job *job, uint64_t begin, uint64_t end, char *block) {
+    while (begin < end) {
+        size_t got, wanted = (size_t)fsti_min(end - begin, COPY_BYTES);
+        FST_TRY(fsti_file_read(job->request->file, block, wanted, begin, &got, job->error));
+        fsti_error_place place = {.file = fsti_file_path(job->request->file),
+                                  .byte_offset = begin + got};
+        if (got < wanted)
+            return fsti_error_set(job->error, FST_E_SHORT_READ, place,
+                                  "the file ended before its data");
+        FST_TRY(fsti_output_write(job->output, block, got, job->at, job->error));
+        job->at += got;
+        begin += got;
+    }
+    return FST_OK;
+}
+
+static fst_status write_plain(pack_job *job, char *block) {
+    const fsti_header *header = job->request->header;
+    for (uint32_t i = 0; i < header->tensor_count; i++) {
+        const fsti_tensor *tensor = &header->tensors[i];
+        uint64_t begin = header->data_begin + tensor->begin;
+        if (job->is_packed[i]) continue;
+        FST_TRY(copy_bytes(job, begin, begin + size_of(tensor), block));
+        if (!is_candidate(job, tensor)) // else it was told of when it was tried
+            FST_TRY(job->request->report(job->request->context, size_of(tensor), job->error));
+    }
+    return FST_OK;
+}
+
+static fst_status write_directory(pack_job *job) {
+    char *header = NULL;
+    size_t header_bytes = 0;
+    fsti_packed_draft draft = {.tensors = job->packed,
+                               .tensor_count = job->packed_count,
+                               .marks = job->marks,
+                               .mark_count = job->mark_count,
+                               .original = job->original,
+                               .original_bytes = job->original_bytes,
+                               .true_bytes = job->true_bytes,
+                               .entry_bytes = job->entry_bytes};
+    unsigned char *directory = fsti_alloc((size_t)job->entry_bytes);
+    if (directory == NULL) return fsti_error_memory(job->error, job->entry_bytes);
+    fsti_packed_put(&draft, directory);
+    fst_status status = fsti_output_write(job->output, directory, (size_t)job->entry_bytes,
+                                          job->header_bytes, job->error);
+    fsti_free(directory);
+    FST_TRY(status);
+    FST_TRY(fsti_pack_header(job, false, &header, &header_bytes));
+    status = fsti_output_write(job->output, header, header_bytes, 0, job->error);
+    fsti_free(header);
+    return status;
+}
+
+/// Whether the compressed file is one: smaller, and not so much smaller that readers would take it
+/// for a bomb.
+static bool pays(const pack_job *job) {
+    return job->packed_count > 0 && job->at < job->true_bytes &&
+           job->true_bytes <= job->at * FSTI_PACKED_FACTOR_MAX + FSTI_PACKED_SLACK;
+}
+
+static fst_status write_all(pack_job *job, char *block) {
+    encode_ring *ring;
+    encode_job encoding = {.file = job->request->file,
+                           .items = job->items,
+                           .item_count = job->item_count,
+                           .chunk_count = job->chunk_count,
+                           .thread_count = job->request->thread_count};
+    FST_TRY(fsti_encode_open(&encoding, &ring, job->error));
+    fst_status status = write_packed(job, ring);
+    fsti_encode_close(ring);
+    FST_TRY(status);
+    FST_TRY(write_plain(job, block));
+    if (pays(job)) return write_directory(job);
+    job->at = 0;
+    return copy_bytes(job, 0, job->true_bytes, block);
+}
+
+static void clear_job(pack_job *job) {
+    fsti_free(job->original);
+    fsti_free(job->items);
+    fsti_free(job->tensors);
+    fsti_free(job->marks);
+    fsti_free(job->packed);
+    fsti_free(job->packed_tensors);
+    fsti_free(job->packed_bytes);
+    fsti_free(job->is_packed);
+}
+
+fst_status fsti_pack(const pack_request *request, fsti_output *output, uint64_t *size_bytes,
+                     fst_error *error) {
+    pack_job job = {.request = request, .output = output, .error = error};
+    char *block = fsti_alloc((size_t)COPY_BYTES);
+    if (block == NULL) return fsti_error_memory(error, COPY_BYTES);
+    fst_status status = check_names(&job);
+    if (status == FST_OK) status = read_original(&job);
+    if (status == FST_OK) status = choose_items(&job);
+    if (status == FST_OK) status = make_room(&job);
+    if (status == FST_OK) status = write_all(&job, block);
+    if (status == FST_OK) status = fsti_file_check(request->file, error);
+    if (status == FST_OK) status = fsti_output_trim(output, job.at, error);
+    *size_bytes = job.at;
+    clear_job(&job);
+    fsti_free(block);
+    return status;
+}
