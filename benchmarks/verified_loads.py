@@ -4,10 +4,10 @@
     python benchmarks/verified_loads.py [--mib 512] [--runs 7] [--folder build/bench]
 
 Loads are to memory of their own, cold (pages dropped before) and hot, unverified and by each kind
-of digest. Beside the hot ones: build/*/tests/bench_digest_copy, which copies and digests in one pass and
-does nothing else ("bound"; with memory that the system has to make, as the load's), and what
-sha256sum, the blake3 package and model_signing take to digest the file without loading it, as far
-as they are there.
+of digest. Beside the hot ones: build/*/tests/bench_digest_copy, which copies and digests in one
+pass and does nothing else ("bound"; with memory that the system has to make, as the load's), and
+what sha256sum, the blake3 package and model_signing take to digest the file without loading it, as
+far as they are there.
 """
 
 import argparse
@@ -138,8 +138,11 @@ def measure(path, runs):
     """{row: [seconds]}; the first round warms up and does not count."""
     bound, figures = Bound(path), {}
     for number in range(runs + 1):
+        was_cold = True
         for row, cold, call in contestants(path, bound):
-            set_cache(path, cold)
+            if cold or was_cold:
+                set_cache(path, cold)
+            was_cold = cold
             seconds = call()
             if number > 0 and seconds is not None:
                 figures.setdefault(row, []).append(seconds)

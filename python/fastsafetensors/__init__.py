@@ -61,6 +61,7 @@ _LAZY = {
     "RankError": "_agreement",
     "SafeTensorsFileLoader": "v05.loader",
     "SafeTensorsMetadata": "v05.common",
+    "SignedBy": "_verify",
     "SingleGroup": "v05.common",
     "TensorFrame": "v05.common",
     "check_manifest": "_verify",
@@ -98,6 +99,7 @@ __all__ = [
     "SafeTensorsFileLoader",
     "SafeTensorsMetadata",
     "SafetensorError",
+    "SignedBy",
     "SingleGroup",
     "TensorFrame",
     "TensorInfo",
@@ -127,7 +129,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ._agreement import RankError
     from ._digests import Digests, Problem, hash_file, verify_file
-    from ._verify import ManifestMade, check_manifest, verifying, write_manifest
+    from ._verify import ManifestMade, SignedBy, check_manifest, verifying, write_manifest
     from .torch import load_file, save_file
     from .v05.allocation import live_allocation_bytes, live_allocation_count
     from .v05.auto_loader import AutoLoader

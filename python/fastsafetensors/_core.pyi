@@ -72,7 +72,10 @@ class Loader:
 
 class Model:
     def __init__(
-        self, paths: Paths, lenient: bool = False, verify: bool | Path | None = None
+        self,
+        paths: Paths,
+        lenient: bool = False,
+        verify: bool | Path | tuple[Path | None, Path, Path] | None = None,
     ) -> None: ...
     def verification(self) -> dict[str, Any] | None: ...
     def __len__(self) -> int: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,42 @@ from ._types import Path, Paths
 if TYPE_CHECKING:
     from ._digests import Problem
 
-# What verify= of the fronts takes: False, True for the manifest beside the model, or its path.
-Verify = bool | Path
+
+
+@dataclass(frozen=True)
+class SignedBy:
+    """For ``verify=``: the model's manifest has to be signed, with this key.
+
+        load_file("folder/model.safetensors", verify=SignedBy("pub.pem"))
+
+    The OpenSSF bundle's signature is verified with the key, then the manifest's digest in it, and
+    then each chunk while it loads. What does not hold is a SafetensorError whose tag is
+    InvalidSignature or DigestMismatch.
+
+    Attributes:
+        public_key: path of a PEM file, of the curve P-256, P-384 or P-521.
+        signature: path of the bundle; None for model.sig in the model's folder.
+        manifest: path of the manifest; None for the one beside the model.
+    """
+
+    public_key: Path
+    signature: Path | None = None
+    manifest: Path | None = None
+
+    def _held(self, paths: Paths) -> tuple[Path | None, Path, Path]:
+        """What the extension takes for a model at these paths."""
+        if self.signature is not None:
+            return self.manifest, self.signature, self.public_key
+        if not isinstance(paths, (str, bytes, os.PathLike)):
+            return self._held(paths[0] if paths else "")
+        first = os.fsdecode(paths)
+        folder = first if os.path.isdir(first) else os.path.dirname(first)
+        return self.manifest, os.path.join(folder, "model.sig"), self.public_key
+
+
+# What verify= of the fronts takes: False, True for the manifest beside the model, its path, or
+# whose signature it has to have.
+Verify = bool | Path | SignedBy
 
 # What the contexts that are open say, the latest last. Of the process: helper threads of whoever
 # loads verify as well.
@@ -36,8 +71,9 @@ def verifying(verify: Verify = True) -> Iterator[None]:
     no manifest is refused, bytes in memory among it.
 
     Args:
-        verify: True for the manifest beside each model (none is an error), or a manifest's path;
-            False for no check. An argument verify= of a front counts more.
+        verify: True for the manifest beside each model (none is an error), a manifest's path, or
+            SignedBy() for a signed one; False for no check. An argument verify= of a front counts
+            more.
 
     Returns:
         A context manager.
@@ -64,7 +100,8 @@ def chosen(verify: Verify | None) -> Verify:
 
 def open_files(paths: Paths, verify: Verify | None = None, *, lenient: bool = False) -> Model:
     """Open a model as every front does; verify: None for what verifying() says."""
-    return Model(paths, lenient, chosen(verify))
+    held = chosen(verify)
+    return Model(paths, lenient, held._held(paths) if isinstance(held, SignedBy) else held)
 
 
 @dataclass(frozen=True)

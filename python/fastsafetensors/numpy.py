@@ -144,8 +144,9 @@ def load_file(
         filter: name -> whether to load it.
         cache: "keep", "bypass" or "auto".
         verify: True holds every byte that is loaded against the manifest beside the model (none is
-            an error), a path against that one; a tensor that touches a chunk whose digest differs
-            is not handed out. None: as verifying() says, else False.
+            an error), a path against that one, SignedBy() against a signed one; a tensor
+            that touches a chunk whose digest differs is not handed out. None: as verifying() says,
+            else False.
 
     Returns:
         {name: array} in the order of the file; they may be written to.

@@ -101,8 +101,9 @@ def load_file(
         cache: whether what is read stays in the page cache, where the next start finds it: "keep",
             "bypass", or "auto", by whether it fits the memory that is left.
         verify: True holds every byte that is loaded against the manifest beside the model (none is
-            an error), a path against that one; a tensor that touches a chunk whose digest differs
-            is not handed out. None: as verifying() says, else False.
+            an error), a path against that one, SignedBy() against a signed one; a tensor
+            that touches a chunk whose digest differs is not handed out. None: as verifying() says,
+            else False.
 
     Returns:
         {name: tensor} in the order of the file. Tensors may be written to, and outlive everything.
@@ -173,8 +174,9 @@ def load_model(
             reads its own part.
         threads: of the load; 0: as many as the process may use, at most 16.
         verify: True holds every byte that is loaded against the manifest beside the model (none is
-            an error), a path against that one; a tensor that touches a chunk whose digest differs
-            is not handed out. None: as verifying() says, else False.
+            an error), a path against that one, SignedBy() against a signed one; a tensor
+            that touches a chunk whose digest differs is not handed out. None: as verifying() says,
+            else False.
 
     Returns:
         (missing names, unexpected names).

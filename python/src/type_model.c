@@ -86,14 +86,45 @@ static PyObject *encode_paths(PyObject *paths, size_t *total) {
     return encoded;
 }
 
-/// `manifest`: bytes, or NULL.
-static open_call *make_open(PyObject *paths, const fst_open_options *options, PyObject *manifest,
-                            int is_single) {
-    size_t total, manifest_size = manifest == NULL ? 0 : (size_t)PyBytes_Size(manifest) + 1;
+/// What a model is held against: paths as bytes, each or NULL.
+enum { HELD_MANIFEST, HELD_SIGNATURE, HELD_KEY, HELD_COUNT };
+typedef struct held_against {
+    PyObject *paths[HELD_COUNT];
+} held_against;
+
+static void clear_held(held_against *held) {
+    for (int i = 0; i < HELD_COUNT; i++) Py_CLEAR(held->paths[i]);
+}
+
+static size_t size_held(const held_against *held) {
+    size_t size = 0;
+    for (int i = 0; i < HELD_COUNT; i++)
+        if (held->paths[i] != NULL) size += (size_t)PyBytes_Size(held->paths[i]) + 1;
+    return size;
+}
+
+/// Copies the paths to `text`, and has the options point there.
+static void point_held(const held_against *held, char *text, fst_open_options *options) {
+    const char **const places[HELD_COUNT] = {
+        [HELD_MANIFEST] = &options->manifest,
+        [HELD_SIGNATURE] = &options->signature,
+        [HELD_KEY] = &options->public_key,
+    };
+    for (int i = 0; i < HELD_COUNT; i++) {
+        if (held->paths[i] == NULL) continue;
+        size_t size = (size_t)PyBytes_Size(held->paths[i]) + 1;
+        *places[i] = memcpy(text, PyBytes_AsString(held->paths[i]), size);
+        text += size;
+    }
+}
+
+static open_call *make_open(PyObject *paths, const fst_open_options *options,
+                            const held_against *held, int is_single) {
+    size_t total;
     PyObject *encoded = encode_paths(paths, &total);
     if (encoded == NULL) return NULL;
     size_t count = (size_t)PyList_Size(encoded);
-    total += manifest_size;
+    total += size_held(held);
     open_call *open = calloc(1, sizeof *open + count * sizeof *open->paths + total + 1);
     if (open == NULL) PyErr_NoMemory();
     char *text = open == NULL ? NULL : (char *)&open->paths[count];
@@ -109,8 +140,7 @@ static open_call *make_open(PyObject *paths, const fst_open_options *options, Py
     open->call = (waited_call){.run = run_open, .discard = discard_open};
     open->call.is_quick = count == 1 && fstpy_path_is_at_hand(open->paths[0]);
     open->options = *options;
-    if (manifest != NULL)
-        open->options.manifest = memcpy(text, PyBytes_AsString(manifest), manifest_size);
+    point_held(held, text, &open->options);
     open->is_single = is_single;
     open->path_count = count;
     return open;
@@ -132,30 +162,41 @@ static PyObject *wrap_model(PyTypeObject *type, fst_model *model) {
     return self;
 }
 
-/// verify= of any front: False and None for no, True for what lies beside the model, else the path
-/// of a manifest, as bytes in *manifest.
-static int read_verify(PyObject *verify, fst_open_options *options, PyObject **manifest) {
-    *manifest = NULL;
+/// verify= of any front: False and None for no, True for what lies beside the model, the path of a
+/// manifest, or (manifest or None, signature, public key).
+static int read_verify(PyObject *verify, fst_open_options *options, held_against *held) {
+    *held = (held_against){{NULL}};
     if (verify == NULL || verify == Py_None || verify == Py_False) return 1;
-    if (verify != Py_True) return PyUnicode_FSConverter(verify, manifest);
-    options->flags |= FST_OPEN_VERIFY;
+    if (verify == Py_True) options->flags |= FST_OPEN_VERIFY;
+    if (verify == Py_True) return 1;
+    if (!PyTuple_Check(verify)) return PyUnicode_FSConverter(verify, &held->paths[HELD_MANIFEST]);
+    for (int i = 0; i < HELD_COUNT; i++) {
+        PyObject *path = PyTuple_GetItem(verify, i);
+        if (path == Py_None && i == HELD_MANIFEST) {
+            options->flags |= FST_OPEN_VERIFY;
+        } else if (path == NULL || !PyUnicode_FSConverter(path, &held->paths[i])) {
+            clear_held(held);
+            return 0;
+        }
+    }
     return 1;
 }
 
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"paths", "lenient", "verify", NULL};
     fst_open_options options = FST_STRUCT_INIT(fst_open_options);
-    PyObject *paths, *verify = NULL, *manifest;
+    PyObject *paths, *verify = NULL;
+    held_against held;
     int lenient = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO:Model", names, &paths, &lenient, &verify))
         return NULL;
     if (lenient) options.flags |= FST_OPEN_LENIENT;
-    if (!read_verify(verify, &options, &manifest)) return NULL;
+    if (!read_verify(verify, &options, &held)) return NULL;
     int is_single = !PyList_Check(paths) && !PyTuple_Check(paths);
     PyObject *sequence = is_single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);
-    open_call *open = sequence == NULL ? NULL : make_open(sequence, &options, manifest, is_single);
+    open_call *open = sequence == NULL ? NULL : make_open(sequence, &options, &held, is_single);
     Py_XDECREF(sequence);
-    Py_XDECREF(manifest);
+    clear_held(&held);
     if (open == NULL || !fstpy_call_run(&open->call)) return NULL;
     PyObject *self = open->status == FST_OK ? wrap_model(type, open->model)
                                             : fstpy_raise(fstpy_state(type), &open->error);

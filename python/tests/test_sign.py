@@ -5,14 +5,17 @@ import base64
 import json
 import os
 import pathlib
+import pickle
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from fastsafetensors import SafetensorError, SignedBy, safe_open, verifying, write_manifest
+from fastsafetensors import numpy as fast_numpy
 from fastsafetensors import torch as fast_torch
-from fastsafetensors import write_manifest
 from fastsafetensors._command import find_command
 
 
@@ -133,6 +136,32 @@ def test_what_is_no_bundle_and_no_key(folder: pathlib.Path, tmp_path: pathlib.Pa
         "payload": payload, "payloadType": "application/vnd.in-toto+json",
         "signatures": [{"sig": "AAAA"}]}}))
     assert "model_signing" in run(*ask).stderr  # no key: certificates are that package's
+
+
+def test_loads_by_key(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Every front that has verify= takes SignedBy(): key, then manifest, then each chunk."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    other = make_keys(tmp_path, "secp384r1")[1]
+    path = folder / "model.safetensors"
+    with pytest.raises(FileNotFoundError):
+        fast_torch.load_file(path, verify=SignedBy(public))
+    assert run("sign", "--key", private, folder).returncode == 0
+    signed = SignedBy(public)
+    assert fast_torch.load_file(path, verify=signed)["a"][7] == 7
+    assert fast_numpy.load_file(path, verify=signed)["a"][7] == 7
+    assert len(fast_torch.load_file([path], verify=signed)) == 1
+    with safe_open(folder, "pt", verify=signed) as file:
+        assert file.get_tensor("a")[7] == 7
+        assert pickle.loads(pickle.dumps(file)).get_tensor("a")[7] == 7
+    with verifying(SignedBy(other)), pytest.raises(SafetensorError, match="another key"):
+        fast_torch.load_file(path)
+    (tmp_path / "kept").mkdir()
+    elsewhere = shutil.move(folder / "model.sig", tmp_path / "kept" / "model.sig")
+    assert fast_torch.load_file(path, verify=SignedBy(str(public), elsewhere))["a"][7] == 7
+    write_manifest(folder, algorithm="blake3")  # not the one that was signed
+    with pytest.raises(SafetensorError, match="not of this manifest") as caught:
+        fast_torch.load_file(path, verify=SignedBy(public, elsewhere))
+    assert caught.value.tag == "InvalidSignature"
 
 
 @pytest.fixture(scope="module")
