@@ -156,6 +156,16 @@ def test_names_alone_make_no_filler(tmp_path, torch):
         assert set(fastsafetensors.torch.load_file(path)) == set(tensors)
 
 
+def test_no_save_hides_a_tensor(tmp_path, torch):
+    """The metadata of an aligned file, given to a packed save, would make a filler of a tensor."""
+    mine = {FILLER: torch.zeros(3, dtype=torch.uint8), "a": torch.ones(2)}
+    for save in (lambda: fastsafetensors.torch.save_file(mine, tmp_path / "m", {"__padding__": ""}),
+                 lambda: fastsafetensors.torch.save(mine, {"__padding__": "64"})):
+        with pytest.raises(ValueError, match="leave the key out"):
+            save()
+    assert not (tmp_path / "m").exists()
+
+
 def test_sizes_that_are_multiples_need_no_filler(tmp_path, torch):
     tensors = {"a": torch.ones(16), "b": torch.ones(32), "odd": torch.ones(3)}
     fastsafetensors.torch.save_file(tensors, tmp_path / "m", alignment=64)

@@ -92,6 +92,25 @@ static fst_status copy_tensors(save_request *request, const fst_save_tensor *ten
     return FST_OK;
 }
 
+/// A mark of fillers where there are none (metadata of an aligned file, saved packed) would hide
+/// the tensors that are called as fillers are.
+static fst_status check_hidden(const save_request *request, size_t count, fst_error *error) {
+    size_t size = strlen(FSTI_FILLER_KEY);
+    bool is_marked = false;
+    for (size_t i = 0; i < request->options.metadata_count; i++)
+        is_marked = is_marked || (request->metadata[i].key_size == size &&
+                                  memcmp(request->metadata[i].key, FSTI_FILLER_KEY, size) == 0);
+    for (size_t i = 0; is_marked && i < count; i++) {
+        const fst_save_tensor *tensor = &request->tensors[i];
+        API_REQUIRE(!fsti_filler_like(tensor->name, tensor->name_size, tensor->dtype, tensor->rank),
+                    error,
+                    "tensor %zu: beside the metadata key " FSTI_FILLER_KEY
+                    " it would be taken for a filler: leave the key out",
+                    i);
+    }
+    return FST_OK;
+}
+
 static fst_status read_request(const fst_save_options *options, const fst_save_tensor *tensors,
                                size_t tensor_count, save_request *out, fst_error *error) {
     out->options.struct_size = sizeof out->options;
@@ -100,7 +119,8 @@ static fst_status read_request(const fst_save_options *options, const fst_save_t
                                      options->struct_size, error));
     FST_TRY(check_choices(&out->options, error));
     FST_TRY(copy_metadata(out, error));
-    return copy_tensors(out, tensors, tensor_count, error);
+    FST_TRY(copy_tensors(out, tensors, tensor_count, error));
+    return check_hidden(out, tensor_count, error);
 }
 
 fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,

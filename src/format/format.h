@@ -100,6 +100,8 @@ static inline const uint64_t *fsti_header_shape(const fsti_header *header,
 
 /// Whether a name begins as fillers' names do.
 bool fsti_filler_name(const char *name, size_t name_size);
+/// Whether a tensor is what a filler is, in a file that has the mark.
+bool fsti_filler_like(const char *name, size_t name_size, fst_dtype dtype, uint32_t rank);
 /// Which tensors of a header are fillers. Asked once a header whether it has any: most do not.
 bool fsti_header_has_fillers(const fsti_header *header);
 bool fsti_header_is_filler(const fsti_header *header, const fsti_tensor *tensor);
