@@ -365,7 +365,7 @@ def _shape_of(model: Any, name: str, ranks: int) -> tuple[int, ...]:
 
 
 def load_sharded(
-    files: Any,
+    filename: Any,
     dims: Mapping[str, int | None],
     group: Any = None,
     *,
@@ -376,8 +376,8 @@ def load_sharded(
     """Load this rank's parts of a model.
 
     Args:
-        files: as load_file takes them. Where only some ranks have them (on a local disk, say),
-            those read and send.
+        filename: a file, an index, a folder, or a list of files. Where only some ranks have them
+            (on a local disk, say), those read and send.
         dims: {name: dimension to cut, or None for the whole tensor on every rank}; the blocks are
             torch.chunk's.
         group: a torch.distributed group, None: alone.
@@ -407,7 +407,7 @@ def load_sharded(
             parts[name] = [part_of(shape, dim, rank, pg.size()) for rank in range(pg.size())]
         return parts
 
-    result = _load_parts(files, make_parts, group, strategy, timeout)
+    result = _load_parts(filename, make_parts, group, strategy, timeout)
     where = device_of(device)
     if not where.is_cpu:
         for name in result:
@@ -422,7 +422,7 @@ def load_model_sharded(
     mesh: Any,
     placements: Any = None,
     *,
-    files: Any = None,
+    filename: Any = None,
     strategy: str = "auto",
     timeout: float | None = None,
 ) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def load_model_sharded(
         placements: for all tensors, or {pattern of names: placements}; a tensor-parallel plan of
             transformers ({"layers.*.q_proj": "colwise"}) does as well. What is not described is
             replicated, and so are buffers without a pattern.
-        files: where a module's tensors come from, all of them.
+        filename: where a module's tensors come from, all of them.
         strategy: "auto", "slice", "broadcast" or "scatter".
         timeout: seconds to wait for other ranks, None: the group's own.
 
@@ -450,8 +450,8 @@ def load_model_sharded(
     from torch.distributed.tensor import DTensor
 
     module = model if isinstance(model, torch.nn.Module) else None
-    if module is not None and files is None:
-        raise ValueError("a module needs files= to be loaded from")
+    if module is not None and filename is None:
+        raise ValueError("a module needs filename= to be loaded from")
     wanted = None if module is None else ModuleState(module)
     mesh_sizes = list(mesh.mesh.shape)
     ranks = sorted(mesh.mesh.flatten().tolist())
@@ -475,7 +475,7 @@ def load_model_sharded(
         return parts
 
     group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD
-    source = files if module is not None else model
+    source = filename if module is not None else model
     local = _load_parts(source, make_parts, group, strategy, timeout)
     state: dict[str, Any] = {}
     for name, tensor in local.items():

@@ -294,13 +294,13 @@ class Acceleration(contextlib.ContextDecorator):
     taken back exactly when the last one goes off.
     """
 
-    def __init__(self, num_threads: int = 0, mode: str | None = None) -> None:
+    def __init__(self, threads: int = 0, mode: str | None = None) -> None:
         """Keep the settings; see accelerate_from_pretrained()."""
-        if num_threads < 0:
-            raise ValueError(f"num_threads must not be negative, not {num_threads}")
+        if threads < 0:
+            raise ValueError(f"threads must not be negative, not {threads}")
         if mode not in (None, "auto", "load", "map"):
             raise ValueError(f"mode must be auto, load or map, not {mode!r}")
-        self._threads = num_threads
+        self._threads = threads
         self._mode = mode
         self._enabled = False
 
@@ -346,13 +346,13 @@ class Acceleration(contextlib.ContextDecorator):
                 self.__exit__(None, None, None)
 
 
-def accelerate_from_pretrained(num_threads: int = 0, mode: str | None = None) -> Acceleration:
+def accelerate_from_pretrained(threads: int = 0, mode: str | None = None) -> Acceleration:
     """Let libraries read safetensors files through this package while it is on.
 
     A read that fails here is left to safetensors, with one RuntimeWarning a process.
 
     Args:
-        num_threads: of a load; 0: as many as the process may use.
+        threads: of a load; 0: as many as the process may use.
         mode: "map" and "auto" for views of the file, "load" for memory of the tensors' own.
 
     Returns:
@@ -362,4 +362,4 @@ def accelerate_from_pretrained(num_threads: int = 0, mode: str | None = None) ->
         ImportError: when it goes on, where the safetensors package, which the libraries use, is
             not installed.
     """
-    return Acceleration(num_threads, mode)
+    return Acceleration(threads, mode)

@@ -66,3 +66,38 @@ def test_what_is_true_of_views(torch, tmp_path):
     save_file({"a": torch.zeros(1 << 20)}, tmp_path / "m.st")
     for mode, got in (("auto", "map"), ("load", "load")):
         assert _core.Model(tmp_path / "m.st").load(mode=mode).stats()["mode"] == got
+
+
+# What other libraries call what has one word here: {word: where it is theirs, or the documents'}.
+OTHER_WORDS = {
+    "num_threads": {"load_safetensors"}, "max_threads": set(), "nthreads": set(), "fsync": set(),
+    "files": set(), "filenames": set(), "paths": set(), "hf_weights_files": set(), "pg": set(),
+    "process_group": set(), "keys": {"load_safetensors_mmap"}, "tensor_filter": set(),
+    "bar": set(), "callback": set(), "torch_dtype": set(), "cache_dir": set(), "align": set(),
+    "path": {"load_safetensors", "load_safetensors_mmap", "save_safetensors",
+             "save_embeddings_safetensors", "load_embeddings_safetensors",
+             "FastSafetensorsReader", "FastSafetensorsWriter"},
+    "model_dir": {"load_safetensors_sharded"}, "output_dir": {"save_safetensors_sharded"},
+}
+
+
+def test_one_thing_has_one_word(torch):
+    """threads, filename, group, durable, names, filter, progress, dtype, alignment."""
+    seen = set()
+    for name in (*MODULES, ".checkpoint", ".flax"):
+        try:
+            module = importlib.import_module(f"fastsafetensors{name}")
+        except ModuleNotFoundError:
+            continue  # jax
+        for public in module.__all__:
+            thing = getattr(module, public)
+            if not callable(thing) or ".v05." in getattr(thing, "__module__", ""):
+                continue
+            try:
+                words = set(inspect.signature(thing).parameters)
+            except ValueError:
+                continue
+            wrong = {word for word in words if public not in OTHER_WORDS.get(word, {public})}
+            assert not wrong, (name, public, wrong)
+            seen |= words
+    assert {"threads", "filename", "group", "durable", "names", "filter", "alignment"} <= seen

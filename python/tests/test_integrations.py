@@ -59,7 +59,7 @@ def test_transformers(llama, torch, dtype, mode):
 
     before = bound()
     expected = load().state_dict()
-    switch = accelerate_from_pretrained(num_threads=2, mode=mode)
+    switch = accelerate_from_pretrained(threads=2, mode=mode)
     reads = switch.reads
     with switch:
         model = load()
@@ -232,8 +232,8 @@ def test_a_wrapper_that_was_kept_is_the_original_when_off(model):
         raise ZeroDivisionError
     with pytest.raises(ValueError, match="mode"):
         accelerate_from_pretrained(mode="x")
-    with pytest.raises(ValueError, match="num_threads"):
-        accelerate_from_pretrained(num_threads=-1)
+    with pytest.raises(ValueError, match="threads"):
+        accelerate_from_pretrained(threads=-1)
 
 
 # ---- reading ahead ----

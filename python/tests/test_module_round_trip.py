@@ -112,7 +112,7 @@ def _loaders(torch, mesh):
 
     def spread(make, path):
         module = make()
-        load_model_sharded(module, mesh, files=path)
+        load_model_sharded(module, mesh, filename=path)
         return module
 
     return {

@@ -245,7 +245,7 @@ def test_sharded_load_of_ties_and_buffers(mesh, tied, torch, tmp_path):
     save_model(source, tmp_path / "m")
     for make in (Model, lambda: on_meta(torch, Model)):
         target = make()
-        result = load_model_sharded(target, mesh, [Shard(0)], files=tmp_path / "m")
+        result = load_model_sharded(target, mesh, [Shard(0)], filename=tmp_path / "m")
         assert target.body.b.weight is target.body.a.weight
         assert "norm.running_mean" in result and "scratch" not in result
         for name, tensor in source.state_dict().items():
@@ -259,14 +259,14 @@ def test_sharded_load_names_what_is_missing(lacking, mesh, torch, tmp_path):
     state = {n: t for n, t in model.state_dict().items() if n != lacking}
     save_file(state, tmp_path / "m")
     with pytest.raises(KeyError, match=lacking):
-        load_model_sharded(model, mesh, files=tmp_path / "m")
+        load_model_sharded(model, mesh, filename=tmp_path / "m")
 
 
 def test_sharded_load_of_another_shape_reads_nothing(mesh, torch, tmp_path):
     save_file({"weight": torch.ones(3, 3), "bias": torch.ones(3)}, tmp_path / "m")
     before = torch.nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
-        load_model_sharded(before, mesh, files=tmp_path / "m")
+        load_model_sharded(before, mesh, filename=tmp_path / "m")
     assert type(before.weight) is torch.nn.Parameter
 
 

@@ -139,7 +139,7 @@ class Net(torch.nn.Module):
         self.l = torch.nn.ModuleList([Layer()])
 with torch.device("meta"):
     net = Net()
-load_model_sharded(net, mesh, plan, files=path)
+load_model_sharded(net, mesh, plan, filename=path)
 assert all(isinstance(p.data, DTensor) and not p.is_meta for p in net.parameters())
 assert same(net.l[0].q.weight.full_tensor().detach(), expected["l.0.q.weight"])
 try:
