@@ -68,9 +68,10 @@ RANK = textwrap.dedent("""
     check(net, "load_model")
 
     # Saved as they are they would lack what the other rank has: refused, and no file is left.
-    for save in (lambda path: save_file(net.state_dict(), path), lambda path: save_model(net, path)):
+    for save_whole in (lambda path: save_file(net.state_dict(), path),
+                       lambda path: save_model(net, path)):
         try:
-            save(f"{folder}/refused.{rank}.st")
+            save_whole(f"{folder}/refused.{rank}.st")
         except (RuntimeError, ValueError, TypeError) as error:
             assert "full_tensor" in str(error), error
         else:
