@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """help() says of every public function what goes in, what comes out and what is raised."""
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -91,7 +92,8 @@ def test_one_thing_has_one_word(torch):
             continue  # jax
         for public in module.__all__:
             thing = getattr(module, public)
-            if not callable(thing) or ".v05." in getattr(thing, "__module__", ""):
+            theirs = ".v05." in getattr(thing, "__module__", "")
+            if theirs or not callable(thing) or dataclasses.is_dataclass(thing):
                 continue
             try:
                 words = set(inspect.signature(thing).parameters)

@@ -145,7 +145,7 @@ assert same(net.l[0].q.weight.full_tensor().detach(), expected["l.0.q.weight"])
 try:
     load_model_sharded(net, mesh, plan)
 except ValueError as error:
-    assert "files=" in str(error)
+    assert "filename=" in str(error)
 else:
     raise AssertionError("no error")
 finish()
