@@ -69,6 +69,10 @@ static void print_files(const fst_model *model) {
                cli_size_text(info.header_bytes, header), tensors, cli_plural(tensors));
         if (info.filler_count > 0)
             printf(", %zu filler%s of alignment", info.filler_count, cli_plural(info.filler_count));
+        if (info.compressed_count > 0)
+            printf(", %zu compressed (zstd): %s stored, %.2f %%", info.compressed_count,
+                   cli_size_text(info.stored_bytes, header),
+                   100.0 * (double)info.stored_bytes / (double)info.size_bytes);
         putchar('\n');
     }
 }
@@ -86,12 +90,28 @@ static int name_columns(const inspect_list *list, bool wide, int *limit) {
     return columns;
 }
 
+static bool has_compressed(const inspect_list *list) {
+    for (size_t i = 0; i < list->count; i++)
+        if (list->infos[i].stored_bytes != list->infos[i].size_bytes) return true;
+    return false;
+}
+
+static void print_stored(const fst_tensor_info *info) {
+    if (info->stored_bytes == info->size_bytes)
+        printf(" %14s %7s", "plain", "");
+    else
+        printf(" %14" PRIu64 " %5.1f %%", info->stored_bytes,
+               100.0 * (double)info->stored_bytes / (double)info->size_bytes);
+}
+
 static void print_table(const inspect_list *list, bool wide) {
     int limit, columns = name_columns(list, wide, &limit);
     bool many_files = fst_model_file_count(list->model) > 1;
+    bool is_compressed = has_compressed(list);
     print_files(list->model);
-    printf("\n%s%-*s  %-11s  %-22s %14s %16s%s%s\n", cli_dim(), columns, "name", "dtype", "shape",
-           "bytes", "offset", many_files ? "  file" : "", cli_plain());
+    printf("\n%s%-*s  %-11s  %-22s %14s %16s%s%s%s\n", cli_dim(), columns, "name", "dtype", "shape",
+           "bytes", "offset", is_compressed ? "         stored   ratio" : "",
+           many_files ? "  file" : "", cli_plain());
     for (size_t i = 0; i < list->count; i++) {
         const fst_tensor_info *info = &list->infos[i];
         char shape[160];
@@ -100,6 +120,7 @@ static void print_table(const inspect_list *list, bool wide) {
                "", fst_dtype_name(info->dtype),
                cli_shape_text(info->shape, info->rank, shape, sizeof shape), info->size_bytes,
                info->file_offset);
+        if (is_compressed) print_stored(info);
         if (many_files) printf("  %" PRIu32, info->file_index);
         putchar('\n');
     }

@@ -12,6 +12,8 @@
 
 #define GLOB_COUNT_MAX 256
 
+static const char *const compressions[] = {"float", "all", NULL};
+
 typedef struct rewrite_request {
     const cli_command *command;
     rewrite_plan plan;
@@ -19,6 +21,7 @@ typedef struct rewrite_request {
     char **sources;
     size_t source_count;
     uint32_t open_flags;
+    bool decompress;
 } rewrite_request;
 
 const char *const cli_order_words[] = {"reference", "name", "given", NULL};
@@ -62,6 +65,8 @@ static int take(void *context, int key, cli_value value) {
         request->globs[plan->glob_count++] = value.text;
         return EXIT_GOOD;
     case 'y': plan->by_layer = true; return EXIT_GOOD;
+    case 'k': plan->save.compress = (fst_compress)(value.word + 1); return EXIT_GOOD;
+    case 'u': request->decompress = true; return EXIT_GOOD;
     case 'q': plan->save.promise = FST_SAVE_QUICK; return EXIT_GOOD;
     case 'd': plan->dry_run = true; return EXIT_GOOD;
     case 'l': request->open_flags |= FST_OPEN_LENIENT; return EXIT_GOOD;
@@ -77,6 +82,25 @@ static int check_request(const rewrite_request *request) {
         return cli_usage("split", "expected one of --size, --count and --by-layer");
     if (request->command == &extract_command && plan->glob_count == 0)
         return cli_usage("extract", "expected --select GLOB");
+    return EXIT_GOOD;
+}
+
+/// What the target and the other options allow of compressing.
+static int check_packing(const rewrite_request *request, bool is_torch_file) {
+    const rewrite_plan *plan = &request->plan;
+    bool compress = plan->save.compress != FST_COMPRESS_NONE;
+    const char *name = request->command->name;
+    if (!compress && !request->decompress) return EXIT_GOOD;
+    if (compress && request->decompress)
+        return cli_usage(name, "--compress and --decompress exclude each other");
+    if (cli_is_output(plan->target) || is_torch_file || plan->dry_run)
+        return cli_usage(name, "--%s takes no standard output, torch file or --dry-run",
+                         compress ? "compress" : "decompress");
+    bool has_more = plan->convert || plan->glob_count > 0 || plan->save.alignment_bytes > 0 ||
+                    plan->save.order != FST_SAVE_ORDER_REFERENCE || request->open_flags != 0;
+    if (request->decompress && has_more)
+        return cli_usage(name, "--decompress gives the file as it was: no other option goes with "
+                               "it but --quick (without it any rewrite is plain)");
     return EXIT_GOOD;
 }
 
@@ -139,9 +163,14 @@ static int run(const cli_command *command, char **argv) {
     request.plan.target = operands.words[operands.count - 1];
     request.plan.globs = request.globs;
     bool is_torch_file = command == &convert_command && cli_is_torch_file(request.sources[0]);
+    if ((code = check_packing(&request, is_torch_file)) != EXIT_GOOD) return code;
     if (is_torch_file && request.open_flags != 0)
         return cli_usage("convert", "--lenient is for safetensors files");
     if (is_torch_file) return cli_convert_torch_file(request.sources[0], &request.plan);
+    bool packs = command == &convert_command && request.open_flags == 0 &&
+                 cli_packs_alone(&request.plan, request.sources[0]);
+    if (request.decompress || packs)
+        return cli_pack(request.sources[0], &request.plan, request.decompress);
     return rewrite_sources(&request);
 }
 
@@ -161,6 +190,11 @@ static const cli_option options[] = {
      "see "
      "fillers, tensors __padding__.N",
      ~(unsigned)RESCUE},
+    {'k', "compress", "[=WHICH]", compressions,
+     "compress tensors of floats, or all, without loss (needs libzstd); every reader opens the "
+     "file, this library shows it as it was",
+     ~(unsigned)RESCUE},
+    {'u', "decompress", NULL, NULL, "write the file that a compressed one was made from", CONVERT},
     CLI_LENIENT_OPTION(~(unsigned)RESCUE),
     {'o', "order", "ORDER", cli_order_words,
      "of tensors: by dtype and name (reference), by name, or as given", 0},
@@ -197,7 +231,8 @@ const cli_command convert_command = {
         "returns them, and load_state_dict(strict=True) then refuses them as unexpected.\n"
         "\n" IN_ONE_STEP,
     .examples = "  fastsafetensors convert --dtype BF16 model.safetensors small.safetensors\n"
-                "  fastsafetensors convert pytorch_model.bin model.safetensors\n",
+                "  fastsafetensors convert pytorch_model.bin model.safetensors\n"
+                "  fastsafetensors convert --compress model.safetensors packed.safetensors\n",
     OF_THIS_FILE(CONVERT, 2),
 };
 

@@ -10,6 +10,9 @@
 #include "hash_store.h"
 #include "manifest_commands.h"
 
+/// Memory that compressed tensors are decoded in, and what a larger one of them needs.
+#define DECODE_BUDGET_BYTES ((uint64_t)256 << 20)
+
 typedef struct verify_request {
     fst_open_options open;
     bool quiet, hash;
@@ -136,11 +139,43 @@ static int accept_path(const char *path, fst_model *model, const verify_request 
     return code;
 }
 
+static bool has_compressed(const fst_model *model) {
+    fst_file_info info = {0};
+    for (size_t i = 0; fst_model_file_info(model, i, &info, NULL) == FST_OK; i++)
+        if (info.compressed_count > 0) return true;
+    return false;
+}
+
+/// Decodes every compressed tensor: what is stored is held against its checksums.
+static fst_status decode_all(fst_model *model, fst_error *error) {
+    fst_load_options options = {
+        .struct_size = sizeof options, .mode = FST_MODE_LOAD, .budget_bytes = DECODE_BUDGET_BYTES};
+    fst_loader *loader;
+    fst_tensor *tensor;
+    for (size_t i = 0; i < fst_model_tensor_count(model); i++) {
+        fst_tensor_info info;
+        // A batch holds a tensor whole.
+        if (fst_model_tensor_info(model, i, &info, NULL) == FST_OK &&
+            info.size_bytes * 2 > options.budget_bytes)
+            options.budget_bytes = info.size_bytes * 2;
+    }
+    fst_status status = fst_loader_open(model, &options, &loader, error);
+    if (status != FST_OK) return status;
+    while ((status = fst_loader_next(loader, -1, &tensor, error)) == FST_OK)
+        fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    return status == FST_END ? FST_OK : status;
+}
+
 static int verify_path(const char *path, const verify_request *request) {
     fst_model *model;
     fst_error error;
     if (fst_model_open(path, &request->open, &model, &error) != FST_OK)
         return refuse_path(path, &error, request);
+    if (has_compressed(model) && decode_all(model, &error) != FST_OK) {
+        fst_model_close(model);
+        return refuse_path(path, &error, request);
+    }
     int code = accept_path(path, model, request);
     fst_model_close(model);
     return code;

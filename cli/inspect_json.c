@@ -33,6 +33,9 @@ static void print_files(const fst_model *model) {
             print_metadata(model, i, info.metadata_count);
         else
             printf("null");
+        if (info.compressed_count > 0)
+            printf(", \"stored_bytes\": %" PRIu64 ", \"compressed\": %zu, \"coder\": \"zstd\"",
+                   info.stored_bytes, info.compressed_count);
         printf("}");
     }
 }
@@ -46,8 +49,11 @@ static void print_tensors(const inspect_list *list) {
         printf(", \"dtype\": \"%s\", \"shape\": [", fst_dtype_name(info.dtype));
         for (uint32_t d = 0; d < info.rank; d++)
             printf("%s%" PRIu64, d > 0 ? ", " : "", info.shape[d]);
-        printf("], \"bytes\": %" PRIu64 ", \"offset\": %" PRIu64 ", \"file\": %" PRIu32 "}",
+        printf("], \"bytes\": %" PRIu64 ", \"offset\": %" PRIu64 ", \"file\": %" PRIu32,
                info.size_bytes, info.file_offset, info.file_index);
+        if (info.stored_bytes != info.size_bytes)
+            printf(", \"stored_bytes\": %" PRIu64, info.stored_bytes);
+        printf("}");
     }
 }
 

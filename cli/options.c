@@ -74,7 +74,8 @@ void cli_print_help(const cli_command *command) {
            command->about);
     const cli_option *option;
     for (size_t i = 0; (option = option_at(command, i)) != NULL; i++) {
-        int used = printf("  --%s%s%s", option->name, option->value == NULL ? "" : " ",
+        int used = printf("  --%s%s%s", option->name,
+                          option->value == NULL || option->value[0] == '[' ? "" : " ",
                           option->value == NULL ? "" : option->value);
         printf("%*s", used < 21 ? 22 - used : 1, "");
         print_wrapped(option->help, 22);
@@ -193,6 +194,8 @@ static int parse_option(const cli_command *command, char **words, int *at, void 
     const char *text = name[size] == '=' ? name + size + 1 : NULL;
     if (option->value == NULL && text != NULL)
         return cli_usage(command->name, "--%s takes no value", option->name);
+    // "[=..]": a value that may be left out is the first of its words.
+    if (option->value != NULL && option->value[0] == '[' && text == NULL) text = option->words[0];
     if (option->value != NULL && text == NULL && (text = words[++*at]) == NULL)
         return cli_usage(command->name, "--%s needs a value: %s", option->name, option->value);
     return take_option(command, option, text, request);
@@ -281,7 +284,7 @@ int cli_complete(char **words, int count) {
     const cli_option *option = strncmp(previous, "--", 2) == 0 && strchr(previous, '=') == NULL
                                    ? find_option(command, previous + 2, strlen(previous + 2))
                                    : NULL;
-    if (option != NULL && option->value != NULL) {
+    if (option != NULL && option->value != NULL && option->value[0] != '[') {
         complete_value(option, "", current);
     } else if (strncmp(current, "--", 2) == 0 && equal != NULL) {
         char begin[64];

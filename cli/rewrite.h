@@ -40,6 +40,11 @@ int cli_refuse_stream(void);
 /// Rewrites an opened model; says what was done. Returns the exit code.
 int cli_rewrite(fst_model *model, const rewrite_plan *plan);
 
+/// Whether a plan asks for nothing but that one file be compressed: then its bytes are kept.
+bool cli_packs_alone(const rewrite_plan *plan, const char *source);
+/// Compresses or decompresses one file; says what was done. Returns the exit code.
+int cli_pack(const char *source, const rewrite_plan *plan, bool decompress);
+
 /// The new names that patterns give the tensors of a model: one element a tensor, `to` is NULL
 /// where none does. A pattern without a tensor is EXIT_INVALID. cli_renames_free() in any case.
 int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, size_t rename_count,

@@ -80,6 +80,8 @@ static int keep_block(input_copy *copy, const char *block, size_t size) {
         for (unsigned i = 0; i < 8; i++)
             copy->header_bytes |= (uint64_t)(unsigned char)block[i] << (8 * i);
         copy->header_bytes += 8;
+        // What a compressed file is, its directory tells, which lies behind the header.
+        if (memmem(block, size, "\"__packed__\":{", 14) != NULL) copy->part = INPUT_ALL;
     }
     uint64_t left = UINT64_MAX;
     if (copy->part != INPUT_ALL && copy->header_bytes > 0)

@@ -58,6 +58,13 @@ def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **op
         raise serialization_error(error) from error
 
 
+def compress_word(compress: bool | str) -> str:
+    """What the library calls it: "none", "float" (True) or "all"."""
+    if isinstance(compress, str):
+        return compress
+    return "float" if compress else "none"
+
+
 def parse_size(size: int | str) -> int:
     """Bytes of 5000, "5GB" (10^9 to the unit) or "5GiB" (2^30)."""
     if isinstance(size, int) and not isinstance(size, bool):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ._core import Model, SafetensorError, assign_shards
 from ._load import load_from
 from ._progress import Progress
-from ._saving import check_names, parse_size, save_rows, ties_of, with_ties
+from ._saving import check_names, compress_word, parse_size, save_rows, ties_of, with_ties
 from ._verify import open_files
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ def save_safetensors_sharded(
     threads: int = 0,
     progress: Progress | None = None,
     filename_pattern: str = "model{suffix}.safetensors",
+    compress: bool | str = False,
 ) -> str:
     """Save tensors as Hugging Face's libraries do: numbered files and their index.
 
@@ -175,6 +176,7 @@ def save_safetensors_sharded(
         progress: called with (bytes done, bytes in all, tensors done, tensors in all).
         filename_pattern: of the files' names, {suffix} being the number
             ("diffusion_pytorch_model.fp16{suffix}.safetensors").
+        compress: as in fastsafetensors.torch.save_file; max_shard_size counts bytes before that.
 
     Returns:
         The path of the index, or of the one file.
@@ -205,6 +207,7 @@ def save_safetensors_sharded(
         threads=threads,
         progress=progress,
         owners=owners,
+        compress=compress_word(compress),
     )
     return str(paths[-1])
 

@@ -13,7 +13,7 @@ from ._load import load_bytes, load_paths
 from ._numpy_installed import numpy as _np
 from ._open import check_backend, check_path
 from ._progress import Progress
-from ._saving import check_names, save_rows
+from ._saving import check_names, compress_word, save_rows
 from ._types import Path, Paths
 from ._verify import Verify
 
@@ -216,6 +216,7 @@ def save_file(
     alignment: int = 0,
     engine: str = "auto",
     progress: Progress | None = None,
+    compress: bool | str = False,
 ) -> None:
     """Save arrays to a file; everything as in fastsafetensors.torch.save_file.
 
@@ -231,6 +232,10 @@ def save_file(
             other readers see U8 tensors ``__padding__.N``.
         engine: "auto", "buffered", "direct" or "uring".
         progress: called with (bytes done, bytes in all, tensors done, tensors in all).
+        compress: True: tensors of floats are written compressed, without loss, where that saves
+            something; "all": integers, too. This package loads such a file as it was; other
+            readers open it and see U8 vectors of reserved names. It needs libzstd, and free space
+            for the plain file as well while it is written.
 
     Raises:
         SafetensorError: dtypes that the format lacks; what the system refuses (an OSError as well).
@@ -246,6 +251,7 @@ def save_file(
         engine=engine,
         progress=progress,
         owners=owners,
+        compress=compress_word(compress),
     )
 
 

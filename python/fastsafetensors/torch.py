@@ -15,7 +15,7 @@ from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress
 from ._request import choose_names
-from ._saving import save_rows
+from ._saving import compress_word, save_rows
 from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import check_tensors, make_rows, plain
 from ._torch_tensors import export, load_meta
@@ -203,6 +203,7 @@ def save_file(
     alignment: int = 0,
     engine: str = "auto",
     progress: Progress | None = None,
+    compress: bool | str = False,
 ) -> None:
     """Save tensors to a file.
 
@@ -223,6 +224,10 @@ def save_file(
         engine: "auto", "buffered", "direct" or "uring".
         progress: called now and then with (bytes done, bytes in all, tensors done, tensors in all);
             an exception ends the save.
+        compress: True: tensors of floats are written compressed, without loss, where that saves
+            something; "all": integers, too. This package loads such a file as it was; other
+            readers open it and see U8 vectors of reserved names. It needs libzstd, and free space
+            for the plain file as well while it is written.
 
     Raises:
         ValueError: what is no dense, packed tensor.
@@ -241,6 +246,7 @@ def save_file(
         engine=engine,
         progress=progress,
         owners=owners,
+        compress=compress_word(compress),
     )
 
 

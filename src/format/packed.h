@@ -50,7 +50,8 @@ typedef struct fsti_packed {
     fsti_packed_tensor *tensors; ///< header->tensor_count
     fsti_packed_chunk *chunks;
     uint64_t chunk_count;
-    size_t packed_count; ///< tensors that are packed
+    size_t packed_count;   ///< tensors that are packed
+    uint64_t stored_bytes; ///< of the whole compressed file
 } fsti_packed;
 
 /// Whether a header is one of a compressed file, which then has a directory.

@@ -251,7 +251,7 @@ static fst_status read_entries(packed_parse *parse) {
 
 fst_status fsti_packed_parse(char *bytes, size_t byte_count, const fsti_packed_source *source,
                              fsti_packed *out, fst_error *error) {
-    *out = (fsti_packed){.bytes = bytes};
+    *out = (fsti_packed){.bytes = bytes, .stored_bytes = source->file_size};
     packed_parse parse = {.source = source,
                           .packed = out,
                           .head = (const unsigned char *)bytes,

@@ -165,6 +165,11 @@ void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_inf
                              .file_index = entry.file,
                              .file_offset = header->data_begin + tensor->begin};
     for (uint32_t i = 0; i < tensor->rank; i++) out->element_count *= out->shape[i];
+    const fsti_packed *packed = model->files[entry.file].packed;
+    out->stored_bytes = out->size_bytes;
+    if (packed == NULL) return;
+    const fsti_packed_tensor *stored = &packed->tensors[entry.tensor];
+    out->stored_bytes = stored->stored_end - stored->stored_begin;
 }
 
 void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out) {
@@ -181,7 +186,11 @@ void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *o
                            .has_metadata = file->header->has_metadata,
                            .header_reads = file->header_reads,
                            .table_bytes = file->header->table_bytes,
-                           .filler_count = fillers};
+                           .filler_count = fillers,
+                           .stored_bytes = fsti_file_size(file->file)};
+    if (file->packed == NULL) return;
+    out->stored_bytes = file->packed->stored_bytes;
+    out->compressed_count = file->packed->packed_count;
 }
 
 void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,

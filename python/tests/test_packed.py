@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed files: every front sees the tensors that were saved, bit for bit."""
+
+import ctypes
+import hashlib
+import json
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import numpy as np  # noqa: E402
+import safetensors.torch as stock  # noqa: E402
+
+import fastsafetensors.numpy as fst_numpy  # noqa: E402
+import fastsafetensors.torch as fst_torch  # noqa: E402
+from fastsafetensors import SafetensorError, safe_open  # noqa: E402
+
+try:
+    ctypes.CDLL("libzstd.so.1")
+except OSError:
+    pytest.skip("libzstd is not installed", allow_module_level=True)
+
+
+def weights() -> dict[str, "torch.Tensor"]:
+    """Tensors of many dtypes and odd sizes, more than a chunk of them."""
+    torch.manual_seed(0)
+    return {
+        "layer.0.weight": (torch.randn(1500, 701) * 0.02).bfloat16(),
+        "layer.0.half": (torch.randn(300, 333) * 0.1).half(),
+        "layer.1.float": torch.randn(517, 300),
+        "layer.1.double": torch.randn(30, 517, dtype=torch.float64),
+        "f8": torch.randn(701, 500).to(torch.float8_e4m3fn),
+        "f8b": torch.randn(701, 500).to(torch.float8_e5m2),
+        "complex": torch.randn(200, 100, dtype=torch.complex64),
+        "numbers": torch.arange(70000),
+        "bools": torch.arange(9999) % 3 == 0,
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 7),
+        "zeros": torch.zeros(333, 1000),
+    }
+
+
+def same(one: dict[str, "torch.Tensor"], other: dict[str, "torch.Tensor"]) -> bool:
+    def raw(tensor: "torch.Tensor") -> bytes:
+        return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and raw(one[name]) == raw(other[name])
+        for name in one
+    )
+
+
+@pytest.fixture(name="pair", scope="module")
+def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("packed")
+    plain, packed = str(folder / "plain.safetensors"), str(folder / "packed.safetensors")
+    fst_torch.save_file(weights(), plain, {"format": "pt"})
+    fst_torch.save_file(weights(), packed, {"format": "pt"}, compress=True)
+    return plain, packed
+
+
+def read_header(path: str) -> dict[str, object]:
+    data = pathlib.Path(path).read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    assert isinstance(header, dict)
+    return header
+
+
+def test_a_compressed_file_is_smaller_and_stock_safetensors_opens_it(pair):
+    plain, packed = pair
+    assert pathlib.Path(packed).stat().st_size < 0.8 * pathlib.Path(plain).stat().st_size
+    seen = stock.load_file(packed)
+    assert "layer.0.weight" not in seen
+    assert seen["__packed__.layer.0.weight"].dtype == torch.uint8
+    assert torch.equal(seen["numbers"], weights()["numbers"])
+    assert read_header(packed)["__metadata__"] == {"format": "pt", "fst.packed": "1"}
+
+
+@pytest.mark.parametrize("mode", [None, "load"])
+def test_load_file_gives_what_was_saved(pair, mode):
+    assert same(fst_torch.load_file(pair[1], mode=mode), weights())
+
+
+def test_views_are_refused_where_they_are_demanded(pair):
+    with pytest.raises(RuntimeError, match="compressed"):
+        fst_torch.load_file(pair[1], mode="map")
+
+
+def test_numpy_gives_what_was_saved(pair):
+    loaded = fst_numpy.load_file(pair[1])
+    assert np.array_equal(loaded["layer.0.half"], weights()["layer.0.half"].numpy())
+    assert np.array_equal(loaded["numbers"], weights()["numbers"].numpy())
+
+
+def test_safe_open_shows_names_metadata_and_slices(pair):
+    all_weights = weights()
+    with safe_open(pair[1], "pt") as file:
+        assert sorted(file.keys()) == sorted(all_weights)
+        assert file.metadata() == {"format": "pt"}
+        for name in all_weights:
+            assert same({name: file.get_tensor(name)}, {name: all_weights[name]})
+        part = file.get_slice("layer.0.weight")
+        assert part.get_shape() == [1500, 701]
+        whole = all_weights["layer.0.weight"]
+        for index in (
+            np.s_[3:1400],
+            np.s_[:, 5:99],
+            np.s_[100:1300:1, 300:],
+            np.s_[749:751, :],
+            np.s_[1499:, 700:],
+        ):
+            assert torch.equal(part[index], whole[index])
+
+
+def test_modules_are_filled(pair, tmp_path):
+    del pair
+    model, other = torch.nn.Linear(512, 700), torch.nn.Linear(512, 700)
+    path = str(tmp_path / "module.safetensors")
+    fst_torch.save_file(model.state_dict(), path, compress=True)
+    assert "__packed__.weight" in read_header(path)
+    fst_torch.load_model(other, path)
+    assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
+
+
+def test_conversion_on_the_way(pair):
+    loaded = fst_torch.load_file(pair[1], dtype=torch.float32)
+    assert torch.equal(loaded["layer.0.weight"], weights()["layer.0.weight"].float())
+    assert same(loaded, fst_torch.load_file(pair[0], dtype=torch.float32))
+
+
+def test_sets_with_an_index(tmp_path):
+    from fastsafetensors import fast_loading
+
+    state = weights()
+    index = fast_loading.save_safetensors_sharded(state, tmp_path, "1MB", compress=True)
+    assert index.endswith(".index.json")
+    assert any("__packed__" in read_header(str(path)) for path in tmp_path.glob("*.safetensors"))
+    assert same(fst_torch.load_file(str(tmp_path)), state)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fastsafetensors", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_compresses_and_gives_the_file_back(tmp_path, pair):
+    source, packed, back = (str(tmp_path / name) for name in "abc")
+    shutil.copyfile(pair[0], source)
+    assert command("convert", "--compress=all", source, packed).returncode == 0
+    assert command("convert", "--decompress", packed, back).returncode == 0
+    digests = [hashlib.sha256(pathlib.Path(path).read_bytes()).digest() for path in (source, back)]
+    assert digests[0] == digests[1]
+    told = json.loads(command("inspect", "--json", packed).stdout)
+    assert told["files"][0]["coder"] == "zstd"
+    assert told["files"][0]["stored_bytes"] == pathlib.Path(packed).stat().st_size
+    by_name = {tensor["name"]: tensor for tensor in told["tensors"]}
+    assert by_name["numbers"]["stored_bytes"] < by_name["numbers"]["bytes"]
+    assert "compressed (zstd)" in command("inspect", packed).stdout
+    assert command("verify", packed).returncode == 0
+    assert command("convert", "--decompress", source, back).returncode != 0
+    assert command("convert", "--compress", packed, back).returncode != 0
+    assert command("convert", "--compress", "--decompress", packed, back).returncode == 3
+    assert command("edit", "--set", "a=b", packed).returncode != 0
+
+
+def test_damage_is_told_with_the_tensors_name(tmp_path, pair):
+    path = tmp_path / "damaged.safetensors"
+    data = bytearray(pathlib.Path(pair[1]).read_bytes())
+    (size,) = struct.unpack("<Q", data[:8])
+    entry = json.loads(data[8 : 8 + size])["__packed__.layer.0.weight"]
+    data[8 + size + entry["data_offsets"][0] + 300000] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(SafetensorError, match=r"damaged.*layer\.0\.weight"):
+        fst_torch.load_file(str(path))
+    result = command("verify", str(path))
+    assert result.returncode != 0 and "layer.0.weight" in result.stdout + result.stderr
+
+
+def test_without_libzstd_it_says_what_to_install(pair):
+    program = f"""
+import sys
+from fastsafetensors import safe_open, SafetensorError
+import fastsafetensors.numpy as fst_numpy
+with safe_open({pair[1]!r}, "np") as file:
+    print(sorted(file.keys())[0], file.get_tensor("numbers")[5])
+for work in (lambda: fst_numpy.load_file({pair[1]!r}),
+             lambda: fst_numpy.save_file(fst_numpy.load_file({pair[0]!r}),
+                                         {pair[0]!r} + ".other", compress=True)):
+    try:
+        work()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    # A library of that name without the functions comes first: found, and too old.
+    folder = pathlib.Path(pair[1]).parent / "empty"
+    folder.mkdir(exist_ok=True)
+    source = folder / "nothing.c"
+    source.write_text("int fastsafetensors_test_nothing;\n")
+    for name in ("libzstd.so.1", "libzstd.so"):
+        made = subprocess.run(["cc", "-shared", "-o", str(folder / name), str(source)], check=False)
+        if made.returncode != 0:
+            pytest.skip("no compiler")
+    out = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"LD_LIBRARY_PATH": str(folder), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    assert out.startswith("bools 5"), out
+    assert out.count("libzstd") >= 2, out
