@@ -26,7 +26,7 @@ static const struct {
     {0x0bd00bd0, "Lustre is read through its cache"},
 };
 
-static const char *buffered_reason(int fd) {
+const char *fsti_io_buffered_reason(int fd) {
     struct statfs info;
     if (fstatfs(fd, &info) != 0) return NULL;
     for (size_t i = 0; i < sizeof buffered_systems / sizeof *buffered_systems; i++)
@@ -49,7 +49,7 @@ static int open_same(const char *path, int fd, int flags) {
 }
 
 int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size) {
-    const char *buffered = buffered_reason(fd);
+    const char *buffered = fsti_io_buffered_reason(fd);
     if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
     if (buffered != NULL) {
         snprintf(reason, reason_size, "%s", buffered);

@@ -80,8 +80,9 @@ void fsti_file_expect(char *mapping, uint64_t begin, uint64_t end);
 
 /// A file's bytes read in order, to nowhere, so that they are in the page cache: the kernel sees a
 /// stream come, reads ahead of it, and takes pages that grow (which later starts map in fewer
-/// steps than those that it was told to read). Of one thread, with an opening of its own, since
-/// streams that share one look like reads here and there. The file outlives it.
+/// steps than those that it was told to read). Of one thread, with an opening of its own where that
+/// costs nothing, since streams that share one look like reads here and there. The file outlives
+/// it.
 typedef struct fsti_file_stream fsti_file_stream;
 fst_status fsti_stream_open(fsti_file *file, fsti_file_stream **out, fst_error *error);
 /// Adds its calls to *read_count. Where the file ends early, FST_OK.

@@ -40,6 +40,9 @@ bool fsti_io_file_is_plain(const fsti_file *file);
 /// pread(2), wherever the bytes come from: result is how many, or -errno.
 void fsti_io_file_pread(fsti_io_op *read);
 
+/// Of file systems that are memory, or answer by way of their page cache: what it is. NULL: a
+/// disk's.
+const char *fsti_io_buffered_reason(int fd);
 /// The descriptor for direct reads, or -1; `reason` (may be NULL) says why.
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size);
 /// Gives the file's registration back.

@@ -58,10 +58,11 @@ fst_status fsti_stream_open(fsti_file *file, fsti_file_stream **out, fst_error *
     stream->is_told = false;
     stream->block_count = 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
-    bool has_proc = !fsti_io_hidden(FSTI_IO_HIDE_PROC);
-    stream->fd = has_proc ? open(link, O_RDONLY | O_CLOEXEC) : -1;
+    // To open a file again may drop what a network's or a user's file system has cached of it.
+    bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && fsti_io_buffered_reason(file->fd) == NULL;
+    stream->fd = may_open ? open(link, O_RDONLY | O_CLOEXEC) : -1;
     stream->is_own = stream->fd >= 0;
-    // Who may not open the file again shares its opening: reads by turns look less like a stream.
+    // Reads by turns of those who share an opening look less like streams.
     if (!stream->is_own) stream->fd = file->fd;
     if (fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM);
     return FST_OK;

@@ -181,6 +181,35 @@ TEST(streams_bring_files_into_the_page_cache)
     }
 }
 
+/// The number that the next descriptor will have.
+static int next_descriptor(void) {
+    int fd = dup(STDIN_FILENO);
+    if (fd >= 0) close(fd);
+    return fd;
+}
+
+TEST(streams_open_no_file_again_where_that_drops_what_is_cached)
+{
+    if (access("/dev/shm", W_OK) != 0) SKIP("no /dev/shm");
+    char memory[] = "/dev/shm/fst-test-XXXXXX";
+    int fd = mkstemp(memory);
+    CHECK(fd >= 0 && ftruncate(fd, 4096) == 0);
+    close(fd);
+    const char *paths[] = {memory, fixture_file("reopened", "abc", 3)};
+    for (int i = 0; i < 2; i++) {
+        fsti_file *file;
+        fsti_file_stream *stream;
+        CHECK_INT(fsti_file_open(paths[i], &file, NULL), FST_OK);
+        int before = next_descriptor();
+        CHECK_INT(fsti_stream_open(file, &stream, NULL), FST_OK);
+        if (i == 0) CHECK_INT(next_descriptor(), before);
+        fsti_stream_close(stream);
+        CHECK_INT(next_descriptor(), before);
+        fsti_file_unref(file);
+    }
+    unlink(memory);
+}
+
 TEST(residency_by_either_call)
 {
     fsti_file *file = open_pattern("resident");
