@@ -26,13 +26,25 @@ static const struct {
     {0x0bd00bd0, "Lustre is read through its cache"},
 };
 
-const char *fsti_io_buffered_reason(int fd) {
+static const char *buffered_reason(int fd) {
     struct statfs info;
+    if (fsti_io_hidden(FSTI_IO_HIDE_DISK)) return "no disk";
     if (fstatfs(fd, &info) != 0) return NULL;
     for (size_t i = 0; i < sizeof buffered_systems / sizeof *buffered_systems; i++)
         if ((unsigned long)info.f_type == buffered_systems[i].magic)
             return buffered_systems[i].name;
     return NULL;
+}
+
+bool fsti_file_is_cached(fsti_file *file) {
+    if (!fsti_io_file_is_plain(file)) return false;
+    pthread_mutex_lock(&file->lock);
+    // A network's file system may be slow to answer: it is asked once.
+    if (!file->system_asked) file->is_cached = buffered_reason(file->fd) != NULL;
+    file->system_asked = true;
+    bool is_cached = file->is_cached;
+    pthread_mutex_unlock(&file->lock);
+    return is_cached;
 }
 
 /// Opens `path` if it still is the file behind `fd`; else -1.
@@ -49,7 +61,7 @@ static int open_same(const char *path, int fd, int flags) {
 }
 
 int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size) {
-    const char *buffered = fsti_io_buffered_reason(fd);
+    const char *buffered = buffered_reason(fd);
     if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
     if (buffered != NULL) {
         snprintf(reason, reason_size, "%s", buffered);

@@ -44,6 +44,11 @@ uint64_t fsti_file_size(const fsti_file *file);
 /// The number of the device that the file lies on (st_dev).
 uint64_t fsti_file_device(const fsti_file *file);
 
+/// Whether it lies on a file system that is memory, or always answers by way of its cache (a
+/// network's, a user's): the kernel has its own ways there, and to open a file again may drop what
+/// is cached of it.
+bool fsti_file_is_cached(fsti_file *file);
+
 /// Reads up to `size` bytes at `offset`, fewer only at the end of the file. *got: bytes read.
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
                           fst_error *error);
@@ -225,6 +230,7 @@ enum {
     FSTI_IO_HIDE_COLD = 64,     ///< no page is slow to come by
     FSTI_IO_HIDE_WARM = 128,    ///< every page is
     FSTI_IO_HIDE_AHEAD = 256,   ///< the device does not read ahead
+    FSTI_IO_HIDE_DISK = 512,    ///< file systems that are a disk's
 };
 void fsti_io_hide(unsigned features);
 

@@ -19,7 +19,8 @@ struct fsti_file {
     struct timespec modified;
     pthread_mutex_t lock; ///< for what is made on first use, below
     bool direct_probed;
-    int fd_direct; ///< the same file past the page cache, or -1
+    bool system_asked, is_cached; ///< see fsti_file_is_cached()
+    int fd_direct;                ///< the same file past the page cache, or -1
     char direct_reason[128];
     const fsti_gds_api *gds_api; ///< NULL until the file is registered
     void *gds_handle;
@@ -40,9 +41,6 @@ bool fsti_io_file_is_plain(const fsti_file *file);
 /// pread(2), wherever the bytes come from: result is how many, or -errno.
 void fsti_io_file_pread(fsti_io_op *read);
 
-/// Of file systems that are memory, or answer by way of their page cache: what it is. NULL: a
-/// disk's.
-const char *fsti_io_buffered_reason(int fd);
 /// The descriptor for direct reads, or -1; `reason` (may be NULL) says why.
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size);
 /// Gives the file's registration back.

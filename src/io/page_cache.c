@@ -58,8 +58,7 @@ fst_status fsti_stream_open(fsti_file *file, fsti_file_stream **out, fst_error *
     stream->is_told = false;
     stream->block_count = 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
-    // To open a file again may drop what a network's or a user's file system has cached of it.
-    bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && fsti_io_buffered_reason(file->fd) == NULL;
+    bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && !fsti_file_is_cached(file);
     stream->fd = may_open ? open(link, O_RDONLY | O_CLOEXEC) : -1;
     stream->is_own = stream->fd >= 0;
     // Reads by turns of those who share an opening look less like streams.

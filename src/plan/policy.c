@@ -92,6 +92,7 @@ fsti_view_way fsti_policy_view(const fsti_view_facts *facts) {
     uint64_t end =
         fsti_min(fsti_align_up(facts->end, FSTI_POLICY_HUGE_PAGE_BYTES), facts->file_bytes);
     uint64_t wanted = facts->end - facts->begin;
+    if (facts->is_cached) return FSTI_VIEW_BY_MAPPING;
     bool is_worth_it = end - begin - wanted <= wanted / FSTI_POLICY_WASTE_DIVISOR;
     return is_worth_it && !facts->fresh_is_dear ? FSTI_VIEW_BY_HUGE_PAGES : FSTI_VIEW_BY_READING;
 }

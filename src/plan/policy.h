@@ -57,11 +57,13 @@ fsti_route fsti_policy_demote(fsti_route route, bool in_setup);
 typedef enum fsti_view_way {
     FSTI_VIEW_BY_READING,    ///< streams of reads, for which the kernel takes pages that grow
     FSTI_VIEW_BY_HUGE_PAGES, ///< in huge pages: later starts map them for next to nothing
+    FSTI_VIEW_BY_MAPPING,    ///< as the kernel brings in what a mapping lacks
 } fsti_view_way;
 
 /// An extent of a view, in bytes of its file.
 typedef struct fsti_view_facts {
     uint64_t begin, end, file_bytes;
+    bool is_cached;     ///< the file system has no large pages, and ways of its own
     bool fresh_is_dear; ///< whole huge pages are slow to come by; small ones may lie about in use
 } fsti_view_facts;
 /// What the kernel brings into the page cache as one, where it may.

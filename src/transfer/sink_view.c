@@ -20,6 +20,7 @@ static fsti_view_way way_of_chunk(fsti_pipeline *pipeline, uint32_t chunk) {
     fsti_view_facts facts = {.begin = extent->begin,
                              .end = extent->end,
                              .file_bytes = fsti_file_size(pipeline->job.files[extent->file]),
+                             .is_cached = fsti_file_is_cached(pipeline->job.files[extent->file]),
                              .fresh_is_dear = is_dear(pipeline)};
     return fsti_policy_view(&facts);
 }
@@ -89,9 +90,11 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_roo
                                worker_counts *counts, fst_error *error) {
     room->answer = SINK_DONE;
     if (pipeline->chunks[chunk].is_resident) return finish_view(pipeline, chunk, counts, error);
-    if (way_of_chunk(pipeline, chunk) == FSTI_VIEW_BY_HUGE_PAGES)
-        return take_huge(pipeline, chunk, counts, error);
-    return read_run(pipeline, chunk, counts, error);
+    fsti_view_way way = way_of_chunk(pipeline, chunk);
+    if (way == FSTI_VIEW_BY_HUGE_PAGES) return take_huge(pipeline, chunk, counts, error);
+    if (way == FSTI_VIEW_BY_READING) return read_run(pipeline, chunk, counts, error);
+    counts->read_count++;
+    return finish_view(pipeline, chunk, counts, error);
 }
 
 const char *fsti_sink_view_explain(fsti_pipeline *pipeline) {

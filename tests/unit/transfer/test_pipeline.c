@@ -353,11 +353,13 @@ TEST(both_regimes_in_one_file)
 TEST(views_come_in_huge_pages_unless_these_are_dear)
 {
     enum { COUNT = 48, BYTES = 1 << 20 };
-    static const unsigned ways[] = {FSTI_IO_HIDE_COLD, FSTI_IO_HIDE_WARM};
+    enum { WAY_COUNT = 3 };
+    static const unsigned ways[WAY_COUNT] = {FSTI_IO_HIDE_COLD, FSTI_IO_HIDE_WARM,
+                                             FSTI_IO_HIDE_COLD | FSTI_IO_HIDE_DISK};
     const char *path = fixture_tensors("views", COUNT, BYTES);
     fst_load_options options = {.struct_size = sizeof options};
-    fst_load_stats stats[2];
-    for (int i = 0; i < 2; i++) {
+    fst_load_stats stats[WAY_COUNT];
+    for (int i = 0; i < WAY_COUNT; i++) {
         fst_model *model;
         fst_loader *loader;
         fixture_evict(path);
@@ -376,10 +378,12 @@ TEST(views_come_in_huge_pages_unless_these_are_dear)
     }
     CHECK_CONTAINS(stats[0].reason, "; in huge pages");
     CHECK_CONTAINS(stats[1].reason, "; in streams of reads, as huge pages are dear");
+    CHECK(strstr(stats[2].reason, "; in ") == NULL);
     // A call a huge page; or, after the two that proved dear (and others that were begun by then),
     // a read for every 256 KiB.
     CHECK_INT(stats[0].read_count, stats[0].chunk_count - stats[0].chunks_resident);
     CHECK(stats[1].read_count > (COUNT - 16) * 4 && stats[1].read_count <= COUNT * 4 + 64);
+    CHECK_INT(stats[2].read_count, stats[2].chunk_count - stats[2].chunks_resident);
     CHECK_INT(stats[0].bytes_copied + stats[1].bytes_copied + stats[1].buffer_bytes, 0);
 }
 
