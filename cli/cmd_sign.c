@@ -8,6 +8,7 @@ static int take(void *context, int key, cli_value value) {
     fst_bundle_files *files = context;
     if (key == 'k') files->key = value.text;
     if (key == 'o') files->bundle = value.text;
+    if (key == 'K') files->keep = value.text;
     return EXIT_GOOD;
 }
 
@@ -27,16 +28,19 @@ static int run(const cli_command *command, char **argv) {
         return error.status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
     }
     if (cli_wants_json())
-        printf("{\"files\": %" PRIu64 ", \"bytes\": %" PRIu64 "}\n", stats.file_count,
-               stats.bytes_read);
+        printf("{\"files\": %" PRIu64 ", \"files_kept\": %" PRIu64 ", \"bytes\": %" PRIu64 "}\n",
+               stats.file_count, stats.files_kept, stats.bytes_read);
     else
-        printf("signed %" PRIu64 " file%s\n", stats.file_count, cli_plural(stats.file_count));
+        printf("signed %" PRIu64 " file%s, %" PRIu64 " kept from before\n", stats.file_count,
+               cli_plural(stats.file_count), stats.files_kept);
     return EXIT_GOOD;
 }
 
 static const cli_option options[] = {
     {'k', "key", "FILE", NULL, "the private key: PEM without a password, P-256, P-384 or P-521", 0},
     {'o', "output", "TARGET", NULL, "put the bundle there (FOLDER/model.sig)", 0},
+    {'K', "keep", "OLD", NULL,
+     "do not read files that were not changed since that bundle was signed with this key", 0},
     {0},
 };
 
@@ -48,6 +52,7 @@ const cli_command sign_command = {
              "verify it. Make the manifest first ('hash --manifest --algorithm sha256'): loads\n"
              "can then be verified by key. Needs libcrypto.",
     .examples = "  fastsafetensors sign --key key.pem folder\n"
+                "  fastsafetensors sign --key key.pem --keep folder/model.sig folder\n"
                 "  fastsafetensors verify --signature folder/model.sig --key pub.pem folder\n",
     .options = options,
     .operand_min = 1,

@@ -102,6 +102,10 @@ typedef struct fst_bundle_files {
     const char *folder; ///< whose files, and those of the folders below, are signed
     const char *bundle; ///< NULL: model.sig in the folder
     const char *key;    ///< PEM without a password, of the curve P-256, P-384 or P-521
+    /// For fst_bundle_sign(): an older bundle of the folder, signed with the same key
+    /// (FST_E_SIGNATURE for another), or NULL. What it says of a file stands as an older manifest's
+    /// word does (fst_manifest_options.keep), and the file is not read.
+    const char *keep;
 } fst_bundle_files;
 
 /// Signs a folder with a private key. The bundle is what the model_signing package verifies: a

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -201,3 +202,96 @@ def test_both_ways_with_model_signing(curve: str, folder: pathlib.Path, tmp_path
     assert run(*ask).returncode == 0
     (folder / "README.md").write_text("hello")
     assert run(*ask).returncode == 1
+
+
+def sign_again(private: pathlib.Path, folder: pathlib.Path, old: pathlib.Path) -> dict[str, int]:
+    """What signing a folder once more, with an older bundle's word, took."""
+    done = run("sign", "--json", "--key", private, "--keep", old, folder)
+    assert done.returncode == 0, done
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+@pytest.fixture()
+def settled(folder: pathlib.Path) -> pathlib.Path:
+    """A folder whose files were not changed shortly ago: only such ones get stamps."""
+    time.sleep(4)
+    return folder
+
+
+def test_a_changed_readme_is_all_that_is_read_again(
+    settled: pathlib.Path, tmp_path: pathlib.Path, model_signing: str
+) -> None:
+    """Manifest and bundle are made again, and the weights of both are taken from before."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    bundle, manifest = settled / "model.sig", settled / "model.manifest"
+    assert run("sign", "--key", private, settled).returncode == 0
+    again = sign_again(private, settled, bundle)
+    assert again == {"files": 4, "files_kept": 4, "bytes": 0}  # and stamps are handed on
+    assert sign_again(private, settled, bundle)["files_kept"] == 4
+    write_manifest(settled, algorithm="sha256")  # with stamps
+    (settled / "README.md").write_text("other words")
+    made = write_manifest(settled, algorithm="sha256", keep=manifest)
+    again = sign_again(private, settled, bundle)
+    assert again["bytes"] == manifest.stat().st_size + len("other words")
+    assert made.bytes_read == len("other words")
+    assert run("verify", "--signature", bundle, "--key", public, settled).returncode == 0
+    # What is kept stands in the bundle, and is nothing to the package that it interoperates with.
+    payload = base64.b64decode(json.loads(bundle.read_bytes())["dsseEnvelope"]["payload"])
+    assert b'"stamp"' in payload
+    done = subprocess.run(
+        [model_signing, "-m", "model_signing", "verify", "key", settled, "--signature", bundle,
+         "--public_key", public], capture_output=True, text=True)
+    assert done.returncode == 0, done
+
+
+def test_what_was_touched_is_read_again(settled: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Bytes that differ behind the same size and time, a swapped link, a copied folder."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    model = settled / "model.safetensors"
+    other = tmp_path / "other.safetensors"
+    shutil.copy2(model, other)
+    (settled / "linked.bin").symlink_to(model)
+    assert run("sign", "--key", private, settled).returncode == 0
+    old = shutil.copy(settled / "model.sig", tmp_path / "old.sig")
+    assert sign_again(private, settled, old)["files_kept"] == 5  # a bundle's own place is nothing
+    before = model.stat()
+    with open(model, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+    os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert sign_again(private, settled, old)["files_kept"] == 3  # neither it nor the link to it
+    ask = ("verify", "--signature", settled / "model.sig", "--key", public)
+    assert run(*ask, settled).returncode == 0
+    (settled / "linked.bin").unlink()
+    (settled / "linked.bin").symlink_to(other)
+    assert sign_again(private, settled, old)["files_kept"] == 3
+    assert run(*ask, settled).returncode == 0
+    copied = shutil.copytree(settled, tmp_path / "copied", symlinks=True)
+    assert sign_again(private, copied, old)["files_kept"] == 0
+    assert run("verify", "--signature", copied / "model.sig", "--key", public, copied
+               ).returncode == 0
+
+
+def test_only_a_good_bundle_is_kept(settled: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """One of another key, or with a bit flipped, is worth nothing: it is an error."""
+    private, _ = make_keys(tmp_path, "prime256v1")
+    other, _ = make_keys(tmp_path, "secp384r1")
+    bundle = settled / "model.sig"
+    assert run("sign", "--key", private, settled).returncode == 0
+    done = run("sign", "--key", other, "--keep", bundle, settled)
+    assert done.returncode == 1 and "another key" in done.stderr, done
+    fields = json.loads(bundle.read_bytes())
+    payload = base64.b64decode(fields["dsseEnvelope"]["payload"])
+    digest = json.loads(payload)["predicate"]["resources"][0]["digest"].encode()
+    forged = payload.replace(digest, b"0" * 64)
+    fields["dsseEnvelope"]["payload"] = base64.b64encode(forged).decode()
+    (tmp_path / "forged.sig").write_text(json.dumps(fields))
+    before = bundle.read_bytes()
+    done = run("sign", "--key", private, "--keep", tmp_path / "forged.sig", settled)
+    assert done.returncode == 1 and "signature is not good" in done.stderr, done
+    assert run("sign", "--key", private, "--keep", "nowhere", settled).returncode == 2
+    assert bundle.read_bytes() == before

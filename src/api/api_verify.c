@@ -67,7 +67,8 @@ static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *o
     API_REQUIRE(files != NULL, error, "files is NULL");
     FST_TRY(fsti_api_copy_struct(&known, sizeof known, files, files->struct_size, error));
     API_REQUIRE(known.folder != NULL && known.key != NULL, error, "folder or key is NULL");
-    *out = (fsti_bundle_paths){.folder = known.folder, .bundle = known.bundle, .key = known.key};
+    *out = (fsti_bundle_paths){
+        .folder = known.folder, .bundle = known.bundle, .key = known.key, .keep = known.keep};
     return FST_OK;
 }
 

@@ -6,6 +6,11 @@
 
 #include "digest/digest.h"
 
+/// By what a file is known again that nobody has touched: all zero where nothing is known.
+typedef struct fsti_file_stamp {
+    uint64_t modified_ns, changed_ns, inode;
+} fsti_file_stamp;
+
 /// A bundle's envelope. Everything points into `bytes`.
 typedef struct fsti_bundle {
     char *bytes;
@@ -22,6 +27,8 @@ typedef struct fsti_signed_file {
     size_t name_size;
     unsigned char digest[32];
     bool is_listed_otherwise; ///< by another algorithm than sha256
+    uint64_t size_bytes;      ///< only with a stamp
+    fsti_file_stamp stamp;
 } fsti_signed_file;
 
 typedef struct fsti_statement {

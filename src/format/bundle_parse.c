@@ -186,6 +186,29 @@ typedef struct statement_build {
     bool is_right_type, is_by_file, out_of_memory;
 } statement_build;
 
+/// A decimal number that ends where `end` is; false for anything else.
+static bool take_number(const char **cursor, const char *end, uint64_t *out) {
+    const char *start = *cursor;
+    for (*out = 0; *cursor < end && **cursor >= '0' && **cursor <= '9'; ++*cursor)
+        if (__builtin_mul_overflow(*out, 10u, out) ||
+            __builtin_add_overflow(*out, (uint64_t)(**cursor - '0'), out))
+            return false;
+    return *cursor > start;
+}
+
+/// "SIZE MTIME CTIME INODE"; a text that is none is somebody else's, and nothing is known.
+static void take_stamp(const char *text, size_t size, fsti_signed_file *file) {
+    const char *cursor = text, *end = text + size;
+    uint64_t numbers[4];
+    for (size_t i = 0; i < 4; i++) {
+        if (i > 0 && (cursor == end || *cursor++ != ' ')) return;
+        if (!take_number(&cursor, end, &numbers[i])) return;
+    }
+    if (cursor != end) return;
+    file->size_bytes = numbers[0];
+    file->stamp = (fsti_file_stamp){numbers[1], numbers[2], numbers[3]};
+}
+
 static bool read_resource(void *context, json_reader *reader, const json_string *key) {
     statement_build *build = context;
     fsti_signed_file *file = &build->statement->files[build->statement->file_count];
@@ -195,6 +218,12 @@ static bool read_resource(void *context, json_reader *reader, const json_string 
         return read_text(reader, build->bytes, &file->name, &file->name_size);
     if (fsti_json_equals(key, "digest"))
         return read_text(reader, build->bytes, &build->digest, &build->digest_size);
+    json_skip_space(reader);
+    if (fsti_json_equals(key, "stamp") && *reader->cursor == '"') {
+        if (!read_text(reader, build->bytes, &text, &size)) return false;
+        take_stamp(text, size, file);
+        return true;
+    }
     if (!fsti_json_equals(key, "algorithm")) return fsti_json_skip_value(reader, 4);
     if (!read_text(reader, build->bytes, &text, &size)) return false;
     file->is_listed_otherwise = !is_text(text, size, "sha256");

@@ -61,6 +61,20 @@ static bool digest_all(const fsti_statement_draft *draft, unsigned char *digest)
     return state != NULL && fsti_digest_sha256.end(state, digest) && good;
 }
 
+/// What model_signing passes over: by what signing once more knows a file that it need not read.
+static void put_stamp(text_out *text, const fsti_signed_file *file) {
+    const uint64_t numbers[] = {file->size_bytes, file->stamp.modified_ns, file->stamp.changed_ns,
+                                file->stamp.inode};
+    if (file->stamp.inode == 0) return;
+    // As text: not all readers of JSON keep numbers of 64 bits.
+    fsti_text_puts(text, ", \"stamp\": \"");
+    for (size_t i = 0; i < 4; i++) {
+        fsti_text_puts(text, i == 0 ? "" : " ");
+        fsti_text_put_number(text, numbers[i]);
+    }
+    fsti_text_puts(text, "\"");
+}
+
 static void put_resources(text_out *text, const fsti_statement_draft *draft) {
     for (size_t i = 0; i < draft->file_count; i++) {
         fsti_text_puts(text, i == 0 ? "\n      {" : ",\n      {");
@@ -68,6 +82,7 @@ static void put_resources(text_out *text, const fsti_statement_draft *draft) {
         fsti_text_put_json(text, draft->files[i].name, draft->files[i].name_size);
         fsti_text_puts(text, ", \"digest\": ");
         put_digest(text, draft->files[i].digest);
+        put_stamp(text, &draft->files[i]);
         fsti_text_puts(text, "}");
     }
 }

@@ -131,11 +131,6 @@ bool fsti_path_stays_inside(const char *name, size_t size);
 
 // ---- manifests ----
 
-/// By what a file is known again that nobody has touched: all zero where nothing is known.
-typedef struct fsti_file_stamp {
-    uint64_t modified_ns, changed_ns, inode;
-} fsti_file_stamp;
-
 /// A file of a manifest.
 typedef struct fsti_manifest_file {
     const char *name; ///< relative to the model's folder; NUL-terminated

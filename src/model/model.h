@@ -28,6 +28,9 @@ typedef struct signed_bundle {
 /// nothing is to be closed: FST_E_SIGNATURE, FST_E_ARGUMENT for what is no key.
 fst_status fsti_signed_bundle_open(const char *path, const char *public_key, signed_bundle *out,
                                    fst_error *error);
+/// The same with a key that was read already, which may be the private one.
+fst_status fsti_signed_bundle_read(const char *path, const fsti_key *key, signed_bundle *out,
+                                   fst_error *error);
 void fsti_signed_bundle_close(signed_bundle *signed_by);
 
 /// How a model is to be opened.

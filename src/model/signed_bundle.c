@@ -41,15 +41,21 @@ static fst_status read_key(const char *path, fsti_key **out, fst_error *error) {
 fst_status fsti_signed_bundle_open(const char *path, const char *public_key, signed_bundle *out,
                                    fst_error *error) {
     fsti_key *key;
+    FST_TRY(read_key(public_key, &key, error));
+    fst_status status = fsti_signed_bundle_read(path, key, out, error);
+    fsti_key_free(key);
+    return status;
+}
+
+fst_status fsti_signed_bundle_read(const char *path, const fsti_key *key, signed_bundle *out,
+                                   fst_error *error) {
     char *text;
     size_t size;
     *out = (signed_bundle){.bundle = {0}};
-    FST_TRY(read_key(public_key, &key, error));
-    fst_status status = fsti_model_read_text(path, &text, &size, error);
-    if (status == FST_OK) status = fsti_bundle_parse(text, size, path, &out->bundle, error);
+    FST_TRY(fsti_model_read_text(path, &text, &size, error));
+    fst_status status = fsti_bundle_parse(text, size, path, &out->bundle, error);
     if (status == FST_OK) status = check_key(&out->bundle, path, key, error);
     if (status == FST_OK) status = fsti_statement_parse(&out->bundle, path, &out->statement, error);
-    fsti_key_free(key);
     if (status != FST_OK) fsti_signed_bundle_close(out);
     return status;
 }

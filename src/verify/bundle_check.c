@@ -41,25 +41,10 @@ static void tell(bundle_job *job, const char *name, size_t name_size, const char
         job->listener->callback(job->listener->context, &difference);
 }
 
-static const tree_file *find_file(const file_tree *tree, const fsti_signed_file *listed) {
-    size_t low = 0, high = tree->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2, size = strlen(tree->files[middle].name);
-        size_t shorter = size < listed->name_size ? size : listed->name_size;
-        int order = memcmp(tree->files[middle].name, listed->name, shorter);
-        if (order == 0) order = size < listed->name_size ? -1 : size > listed->name_size;
-        if (order == 0) return &tree->files[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
-}
-
 static void compare_listed(bundle_job *job, const fsti_signed_file *listed) {
-    const tree_file *file = find_file(&job->tree, listed);
+    tree_file *file = fsti_file_tree_find(&job->tree, listed);
     const char *what = NULL;
+    if (file != NULL) file->is_listed = true;
     if (file == NULL)
         what = "signed, but not there";
     else if (file->error.status != FST_OK)
@@ -71,15 +56,10 @@ static void compare_listed(bundle_job *job, const fsti_signed_file *listed) {
     if (what != NULL) tell(job, listed->name, listed->name_size, what);
 }
 
-/// With every listed name looked up, the folder has others when it has more.
 static void tell_others(bundle_job *job) {
-    const fsti_statement *statement = &job->signed_by.statement;
     for (size_t i = 0; i < job->tree.count; i++) {
-        const char *name = job->tree.files[i].name;
-        bool is_listed = false;
-        for (size_t j = 0; j < statement->file_count && !is_listed; j++)
-            is_listed = is_name(statement->files[j].name, statement->files[j].name_size, name);
-        if (!is_listed) tell(job, name, strlen(name), "there, but not signed");
+        const tree_file *file = &job->tree.files[i];
+        if (!file->is_listed) tell(job, file->name, strlen(file->name), "there, but not signed");
     }
 }
 

@@ -51,6 +51,8 @@ static fst_status list_signed(const file_tree *tree, fsti_signed_file **out, fst
         files[i].name = tree->files[i].name;
         files[i].name_size = strlen(files[i].name);
         memcpy(files[i].digest, tree->files[i].digest, sizeof files[i].digest);
+        files[i].size_bytes = tree->files[i].size_bytes;
+        files[i].stamp = tree->files[i].stamp;
     }
     *out = files;
     return FST_OK;
@@ -96,6 +98,28 @@ static fst_status sign_tree(const file_tree *tree, const fsti_bundle_paths *path
     return status;
 }
 
+/// Digests the files; an older bundle's word, if it was signed with this key, stands for those that
+/// nobody has touched since.
+static fst_status hash_tree(file_tree *tree, const fsti_bundle_paths *paths, const fsti_key *key,
+                            fst_error *error) {
+    signed_bundle old;
+    if (paths->keep == NULL) return fsti_file_tree_hash(tree, error);
+    FST_TRY(fsti_signed_bundle_read(paths->keep, key, &old, error));
+    for (size_t i = 0; i < old.statement.file_count; i++) {
+        tree_file *file = fsti_file_tree_find(tree, &old.statement.files[i]);
+        if (file != NULL) file->known = &old.statement.files[i];
+    }
+    fst_status status = fsti_file_tree_hash(tree, error);
+    fsti_signed_bundle_close(&old);
+    return status;
+}
+
+static uint64_t count_kept(const file_tree *tree) {
+    uint64_t count = 0;
+    for (size_t i = 0; i < tree->count; i++) count += tree->files[i].is_kept;
+    return count;
+}
+
 fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
                             fst_error *error) {
     char target[PATH_MAX];
@@ -110,9 +134,10 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
     fst_status status =
         fsti_file_tree_list(paths->folder, ignores_name,
                             fsti_file_tree_name_inside(paths->folder, target), &tree, error);
-    if (status == FST_OK) status = fsti_file_tree_hash(&tree, error);
+    if (status == FST_OK) status = hash_tree(&tree, paths, key, error);
     if (status == FST_OK) status = sign_tree(&tree, paths, key, target, error);
     stats->file_count = tree.count;
+    stats->files_kept = count_kept(&tree);
     stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
     stats->total_ns = fsti_now_ns() - start_ns;
     fsti_key_free(key);

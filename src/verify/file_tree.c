@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "file_stamp.h"
 #include "io/io.h"
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
@@ -119,10 +120,27 @@ fst_status fsti_file_tree_list(const char *folder, tree_ignores ignores, const v
     size_t size = strlen(folder);
     *out = (file_tree){.folder = join(folder, size > 0 && folder[size - 1] != '/' ? "/" : "", "")};
     if (out->folder == NULL) return fsti_error_memory(error, size);
+    clock_gettime(CLOCK_REALTIME, &out->begun);
     tree_walk walk = {.tree = out, .ignores = ignores, .context = context};
     FST_TRY(walk_folder(&walk, "", error));
     if (out->count > 1) qsort(out->files, out->count, sizeof *out->files, compare_files);
     return FST_OK;
+}
+
+tree_file *fsti_file_tree_find(const file_tree *tree, const fsti_signed_file *listed) {
+    size_t low = 0, high = tree->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2, size = strlen(tree->files[middle].name);
+        size_t shorter = size < listed->name_size ? size : listed->name_size;
+        int order = memcmp(tree->files[middle].name, listed->name, shorter);
+        if (order == 0) order = size < listed->name_size ? -1 : size > listed->name_size;
+        if (order == 0) return &tree->files[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
 }
 
 const char *fsti_file_tree_name_inside(const char *folder, const char *path) {
@@ -160,15 +178,51 @@ static fst_status hash_bytes(tree_hash *hash, fsti_file *file, void *state, char
     }
 }
 
-static fst_status hash_file(tree_hash *hash, tree_file *target, char *buffer, fst_error *error) {
-    fsti_file *file = NULL;
+/// Whether what was signed before stands: the file has its size, its times and its inode.
+static bool keep_file(tree_file *target, const char *path) {
+    struct stat info;
+    const fsti_signed_file *known = target->known;
+    if (known == NULL || known->is_listed_otherwise || known->stamp.inode == 0) return false;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
+    fsti_file_stamp now = fsti_file_stamp_of(&info);
+    if (known->size_bytes != (uint64_t)info.st_size || !fsti_file_stamp_equals(&known->stamp, &now))
+        return false;
+    memcpy(target->digest, known->digest, sizeof target->digest);
+    target->size_bytes = known->size_bytes;
+    target->stamp = now;
+    return target->is_kept = true;
+}
+
+/// The stamp of the very file that is digested, before its first byte is read: what changes it from
+/// here on changes that.
+static void put_stamp(const tree_hash *hash, tree_file *target, const fsti_file *file) {
+    struct stat info;
+    int fd = fsti_file_descriptor(file);
+    if (fd < 0 || fstat(fd, &info) != 0) return;
+    if ((uint64_t)info.st_size != fsti_file_size(file)) return;
+    if (!fsti_file_stamp_is_settled(&info, &hash->tree->begun)) return;
+    target->size_bytes = (uint64_t)info.st_size;
+    target->stamp = fsti_file_stamp_of(&info);
+}
+
+/// Opens a file whose digest has to be computed; *out is NULL where that of old stands.
+static fst_status open_file(const tree_hash *hash, tree_file *target, fsti_file **out,
+                            fst_error *error) {
+    *out = NULL;
     char *path = join(hash->tree->folder, target->name, "");
     if (path == NULL) return fsti_error_memory(error, strlen(target->name));
-    fst_status status = fsti_file_open(path, &file, error);
+    fst_status status = keep_file(target, path) ? FST_OK : fsti_file_open(path, out, error);
     fsti_free(path);
-    FST_TRY(status);
+    return status;
+}
+
+static fst_status hash_file(tree_hash *hash, tree_file *target, char *buffer, fst_error *error) {
+    fsti_file *file;
+    FST_TRY(open_file(hash, target, &file, error));
+    if (file == NULL) return FST_OK;
+    put_stamp(hash, target, file);
     void *state = fsti_digest_sha256.begin();
-    status =
+    fst_status status =
         state == NULL ? fsti_error_memory(error, 64) : hash_bytes(hash, file, state, buffer, error);
     if (state != NULL && !fsti_digest_sha256.end(state, target->digest) && status == FST_OK)
         status = fsti_error_memory(error, 64);

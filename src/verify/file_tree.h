@@ -3,13 +3,20 @@
 #ifndef FSTI_FILE_TREE_H
 #define FSTI_FILE_TREE_H
 
+#include <time.h>
+
 #include "base/base.h"
 #include "format/format.h"
 
 typedef struct tree_file {
     char *name; ///< relative to the folder
     unsigned char digest[32];
-    fst_error error; ///< why it could not be read; status FST_OK: it was
+    uint64_t size_bytes;           ///< with a stamp
+    fsti_file_stamp stamp;         ///< all zero: another change might not show in it
+    const fsti_signed_file *known; ///< what was signed before and may stand; NULL: nothing
+    bool is_kept;                  ///< it does, and the file was not read
+    bool is_listed;                ///< for who compares: a bundle has it
+    fst_error error;               ///< why it could not be read; status FST_OK: it was
 } tree_file;
 
 typedef struct file_tree {
@@ -17,6 +24,7 @@ typedef struct file_tree {
     tree_file *files;
     size_t count, capacity;
     bool has_links;
+    struct timespec begun;
     uint64_t bytes_read;
 } file_tree;
 
@@ -26,7 +34,9 @@ typedef bool (*tree_ignores)(const void *context, const char *name);
 /// Lists the files, sorted by name. *out is to be cleared also after an error.
 fst_status fsti_file_tree_list(const char *folder, tree_ignores ignores, const void *context,
                                file_tree *out, fst_error *error);
-/// Digests all of them, several at a time.
+/// The file of a name that a bundle lists; NULL: there is none.
+tree_file *fsti_file_tree_find(const file_tree *tree, const fsti_signed_file *listed);
+/// Digests all of them, several at a time, but those that are as they were when they became known.
 fst_status fsti_file_tree_hash(file_tree *tree, fst_error *error);
 void fsti_file_tree_clear(file_tree *tree);
 

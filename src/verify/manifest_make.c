@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "file_stamp.h"
 #include "folder_files.h"
 #include "format/format.h"
 #include "manifest_text.h"
@@ -13,9 +14,6 @@
 #include "verify.h"
 
 #define CHUNK_BYTES_DEFAULT ((uint32_t)1 << 20)
-/// What was changed so shortly before a manifest was begun may be changed again without another
-/// stamp: they are that coarse on some file systems. Such a file gets none.
-#define STAMP_SECONDS 2
 
 typedef struct made_file {
     char *path;
@@ -53,30 +51,6 @@ static void clear_job(manifest_job *job) {
     fsti_folder_files_clear(&job->list);
 }
 
-static uint64_t time_ns(const struct timespec *time) {
-    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
-}
-
-static fsti_file_stamp stamp_of(const struct stat *info) {
-    return (fsti_file_stamp){.modified_ns = time_ns(&info->st_mtim),
-                             .changed_ns = time_ns(&info->st_ctim),
-                             .inode = info->st_ino};
-}
-
-static bool is_same_stamp(const fsti_file_stamp *a, const fsti_file_stamp *b) {
-    return a->modified_ns == b->modified_ns && a->changed_ns == b->changed_ns &&
-           a->inode == b->inode;
-}
-
-/// Whether another change of the file, from now on, will show in its stamp.
-static bool is_settled(const manifest_job *job, const struct stat *info) {
-    const struct timespec *times[] = {&info->st_mtim, &info->st_ctim};
-    for (int i = 0; i < 2; i++)
-        if (times[i]->tv_sec < 0 || times[i]->tv_sec + STAMP_SECONDS >= job->begun.tv_sec)
-            return false;
-    return true;
-}
-
 /// Reads the manifest whose digests may stand; it has to be of the same kind.
 static fst_status read_old(manifest_job *job, fst_error *error) {
     const char *path = job->options->keep;
@@ -104,9 +78,9 @@ static bool keep_file(const manifest_job *job, size_t index, const struct stat *
     const char *name = job->list.names[index];
     const fsti_manifest_file *old = fsti_manifest_find(&job->old, name, strlen(name));
     bool lacks_tensors = (job->options->flags & FST_MANIFEST_TENSORS) != 0;
-    fsti_file_stamp now = stamp_of(info);
+    fsti_file_stamp now = fsti_file_stamp_of(info);
     if (old == NULL || old->size_bytes != (uint64_t)info->st_size ||
-        !is_same_stamp(&old->stamp, &now))
+        !fsti_file_stamp_equals(&old->stamp, &now))
         return false;
     if (lacks_tensors && old->header_bytes > 0 && old->tensor_lines_size == 0) return false;
     job->rows[index] = *old;
@@ -156,7 +130,8 @@ static fst_status open_file(manifest_job *job, size_t index, fst_manifest_stats 
     FST_TRY(fsti_file_open(made->path, &made->file, error));
     *row = (fsti_manifest_file){
         .name = name, .name_size = strlen(name), .size_bytes = fsti_file_size(made->file)};
-    if (is_there && is_settled(job, &info)) row->stamp = stamp_of(&info);
+    if (is_there && fsti_file_stamp_is_settled(&info, &job->begun))
+        row->stamp = fsti_file_stamp_of(&info);
     if (fsti_verify_is_model(name) || job->list.is_single)
         FST_TRY(read_header(made, row, job, error));
     uint64_t count = fsti_digest_chunk_count(row->size_bytes, job->chunk_bytes);
@@ -225,8 +200,8 @@ static void finish_file(made_file *made, fsti_manifest_file *row) {
     struct stat info;
     if (made->file == NULL) return;
     fsti_file_stamp now = {0};
-    if (stat(made->path, &info) == 0) now = stamp_of(&info);
-    if (!is_same_stamp(&row->stamp, &now)) row->stamp = (fsti_file_stamp){0};
+    if (stat(made->path, &info) == 0) now = fsti_file_stamp_of(&info);
+    if (!fsti_file_stamp_equals(&row->stamp, &now)) row->stamp = (fsti_file_stamp){0};
     fsti_file_unref(made->file);
     fsti_header_unref(made->header);
     made->file = NULL;

@@ -23,6 +23,7 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
 /// Paths of a bundle, and of the key that it is made or verified with.
 typedef struct fsti_bundle_paths {
     const char *folder, *bundle, *key; ///< bundle NULL: model.sig in the folder
+    const char *keep; ///< signing: an older bundle, whose digests may stand; or NULL
 } fsti_bundle_paths;
 fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
                             fst_error *error);
