@@ -46,6 +46,8 @@ def weights() -> dict[str, "torch.Tensor"]:
 
 
 def same(one: dict[str, "torch.Tensor"], other: dict[str, "torch.Tensor"]) -> bool:
+    """Whether two sets of tensors agree, bit for bit."""
+
     def raw(tensor: "torch.Tensor") -> bytes:
         return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
@@ -59,6 +61,7 @@ def same(one: dict[str, "torch.Tensor"], other: dict[str, "torch.Tensor"]) -> bo
 
 @pytest.fixture(name="pair", scope="module")
 def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Paths of a plain file and of the same compressed."""
     folder = tmp_path_factory.mktemp("packed")
     plain, packed = str(folder / "plain.safetensors"), str(folder / "packed.safetensors")
     fst_torch.save_file(weights(), plain, {"format": "pt"})
@@ -67,6 +70,7 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def read_header(path: str) -> dict[str, object]:
+    """The file's JSON header."""
     data = pathlib.Path(path).read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
@@ -75,6 +79,7 @@ def read_header(path: str) -> dict[str, object]:
 
 
 def test_a_compressed_file_is_smaller_and_stock_safetensors_opens_it(pair):
+    """A compressed file is smaller and stock safetensors opens it."""
     plain, packed = pair
     assert pathlib.Path(packed).stat().st_size < 0.8 * pathlib.Path(plain).stat().st_size
     seen = stock.load_file(packed)
@@ -86,21 +91,25 @@ def test_a_compressed_file_is_smaller_and_stock_safetensors_opens_it(pair):
 
 @pytest.mark.parametrize("mode", [None, "load"])
 def test_load_file_gives_what_was_saved(pair, mode):
+    """Load file gives what was saved."""
     assert same(fst_torch.load_file(pair[1], mode=mode), weights())
 
 
 def test_views_are_refused_where_they_are_demanded(pair):
+    """Views are refused where they are demanded."""
     with pytest.raises(RuntimeError, match="compressed"):
         fst_torch.load_file(pair[1], mode="map")
 
 
 def test_numpy_gives_what_was_saved(pair):
+    """Numpy gives what was saved."""
     loaded = fst_numpy.load_file(pair[1])
     assert np.array_equal(loaded["layer.0.half"], weights()["layer.0.half"].numpy())
     assert np.array_equal(loaded["numbers"], weights()["numbers"].numpy())
 
 
 def test_safe_open_shows_names_metadata_and_slices(pair):
+    """Safe open shows names metadata and slices."""
     all_weights = weights()
     with safe_open(pair[1], "pt") as file:
         assert sorted(file.keys()) == sorted(all_weights)
@@ -121,6 +130,7 @@ def test_safe_open_shows_names_metadata_and_slices(pair):
 
 
 def test_modules_are_filled(pair, tmp_path):
+    """Modules are filled."""
     del pair
     model, other = torch.nn.Linear(512, 700), torch.nn.Linear(512, 700)
     path = str(tmp_path / "module.safetensors")
@@ -131,12 +141,14 @@ def test_modules_are_filled(pair, tmp_path):
 
 
 def test_conversion_on_the_way(pair):
+    """Conversion on the way."""
     loaded = fst_torch.load_file(pair[1], dtype=torch.float32)
     assert torch.equal(loaded["layer.0.weight"], weights()["layer.0.weight"].float())
     assert same(loaded, fst_torch.load_file(pair[0], dtype=torch.float32))
 
 
 def test_sets_with_an_index(tmp_path):
+    """Sets with an index."""
     from fastsafetensors import fast_loading
 
     state = weights()
@@ -147,6 +159,7 @@ def test_sets_with_an_index(tmp_path):
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
     return subprocess.run(
         [sys.executable, "-m", "fastsafetensors", *words],
         capture_output=True,
@@ -156,6 +169,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_compresses_and_gives_the_file_back(tmp_path, pair):
+    """The command compresses and gives the file back."""
     source, packed, back = (str(tmp_path / name) for name in "abc")
     shutil.copyfile(pair[0], source)
     assert command("convert", "--compress=all", source, packed).returncode == 0
@@ -176,6 +190,7 @@ def test_the_command_compresses_and_gives_the_file_back(tmp_path, pair):
 
 
 def test_damage_is_told_with_the_tensors_name(tmp_path, pair):
+    """Damage is told with the tensors name."""
     path = tmp_path / "damaged.safetensors"
     data = bytearray(pathlib.Path(pair[1]).read_bytes())
     (size,) = struct.unpack("<Q", data[:8])
@@ -189,6 +204,7 @@ def test_damage_is_told_with_the_tensors_name(tmp_path, pair):
 
 
 def test_without_libzstd_it_says_what_to_install(pair):
+    """Opening and plain tensors work; the rest says what to install."""
     program = f"""
 import sys
 from fastsafetensors import safe_open, SafetensorError
