@@ -92,6 +92,7 @@ static int take(void *context, int key, cli_value value) {
     case 'd': request->dry_run = true; break;
     case 'e': request->embed = value.text; break;
     case 'm': request->has_manifest = true; break;
+    case 'S': request->manifest.sums = true; break;
     case 'o': request->manifest.target = value.text; break;
     case 'k': request->manifest.keep = value.text; break;
     case 'T': request->manifest.tensors = true; break;
@@ -105,17 +106,23 @@ static int take(void *context, int key, cli_value value) {
 
 static int make_manifest(hash_request *request) {
     if (request->write || request->embed != NULL || request->dry_run)
-        return cli_usage("hash", "--manifest is done alone: no --write, --embed or --dry-run");
+        return cli_usage("hash",
+                         "manifests and sums are made alone: no --write, --embed or --dry-run");
     if (cli_is_input(request->path))
-        return cli_usage("hash", "standard input has no name for a manifest");
+        return cli_usage("hash", "standard input has no name for a manifest or a sum");
     if (request->manifest.target != NULL && cli_is_output(request->manifest.target))
-        return cli_usage("hash", "a manifest is found by its file's name: --output takes no -");
-    request->manifest.algorithm = request->algorithm;
+        return cli_usage("hash", "what is made is found by its file's name: --output takes no -");
+    if (request->manifest.sums &&
+        (request->manifest.keep != NULL || request->manifest.tensors ||
+         request->manifest.chunk_bytes != 0 ||
+         (request->algorithm != NULL && strcmp(request->algorithm, "sha256") != 0)))
+        return cli_usage("hash", "--sums is sha256 of whole files, and goes with --output only");
+    request->manifest.algorithm = request->algorithm == NULL ? "xxh3" : request->algorithm;
     return manifest_make(request->path, &request->manifest);
 }
 
 static int run(const cli_command *command, char **argv) {
-    hash_request request = {.algorithm = "xxh3"};
+    hash_request request = {0};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
@@ -124,7 +131,10 @@ static int run(const cli_command *command, char **argv) {
     if (request.dry_run && !request.write && request.embed == NULL)
         return cli_usage("hash", "--dry-run is of --write and --embed");
     request.path = operands.words[0];
-    if (request.has_manifest) return make_manifest(&request);
+    if (request.has_manifest && request.manifest.sums)
+        return cli_usage("hash", "--manifest or --sums, not both");
+    if (request.has_manifest || request.manifest.sums) return make_manifest(&request);
+    if (request.algorithm == NULL) request.algorithm = "xxh3";
     if (request.manifest.target != NULL || request.manifest.keep != NULL ||
         request.manifest.tensors || request.manifest.chunk_bytes != 0)
         return cli_usage("hash", "--output, --keep, --chunk and --tensors are of --manifest");
@@ -144,7 +154,11 @@ static const cli_option options[] = {
      "write digests of every chunk, which loads are verified by: PATH.manifest, or of a folder "
      "model.manifest in it",
      0},
-    {'o', "output", "TARGET", NULL, "of --manifest: put it there", 0},
+    {'S', "sums", NULL, NULL,
+     "write the sha256 of whole files, for 'sha256sum -c' and 'verify --manifest --from': "
+     "PATH.sha256, or of a folder SHA256SUMS in it",
+     0},
+    {'o', "output", "TARGET", NULL, "of --manifest and --sums: put it there", 0},
     {'k', "keep", "OLD", NULL,
      "of --manifest: do not read files that were not changed since that manifest was begun", 0},
     {'c', "chunk", "SIZE", NULL, "of --manifest: 64K to 1M (default), a power of two", 0},

@@ -232,7 +232,7 @@ static const cli_option options[] = {
     {'s', "signature", "BUNDLE", NULL,
      "compare all files of a folder with an OpenSSF model-signing bundle", 0},
     {'k', "key", "FILE", NULL, "of --signature: the public key (PEM)", 0},
-    {'f', "from", "FILE", NULL, "of --manifest: this one", 0},
+    {'f', "from", "FILE", NULL, "of --manifest: this one, or a list of sha256sum's", 0},
     {'q', "quiet", NULL, NULL, "say nothing of valid ones", 0},
     {0},
 };

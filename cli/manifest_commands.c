@@ -21,10 +21,11 @@ int manifest_make(const char *path, const manifest_request *request) {
     fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
     fst_error error;
-    options.digest = digest_of(request->algorithm);
+    options.digest = request->sums ? FST_DIGEST_SHA256 : digest_of(request->algorithm);
     options.chunk_bytes = (uint32_t)request->chunk_bytes;
     options.keep = request->keep;
     options.flags = request->tensors ? FST_MANIFEST_TENSORS : 0;
+    if (request->sums) options.flags |= FST_MANIFEST_SUMS;
     if (fst_manifest_write(path, request->target, &options, &stats, &error) != FST_OK)
         return fail(&error);
     double seconds = (double)stats.total_ns / 1e9;

@@ -11,6 +11,7 @@ typedef struct manifest_request {
     const char *keep;
     uint64_t chunk_bytes; ///< 0: the library's
     bool tensors;
+    bool sums; ///< no manifest: what sha256sum reads
 } manifest_request;
 
 /// Makes the manifest of a model and says where; an exit code.

@@ -46,6 +46,11 @@ FST_API FST_NODISCARD fst_status fst_model_verification(const fst_model *model,
 /// fst_manifest_options.flags: also a digest of every tensor's bytes, for programs that compare
 /// tensors of several files. Loads do not need them; tensors are read once more for it.
 #define FST_MANIFEST_TENSORS 1u
+/// fst_manifest_options.flags, alone: no manifest, but the SHA-256 of each whole file, in a text
+/// that "sha256sum -c" reads in the folder: FILE.sha256, or SHA256SUMS of a folder. It is of
+/// FST_DIGEST_SHA256 and without `keep` and `chunk_bytes`, else FST_E_ARGUMENT.
+/// fst_manifest_check() takes it; loads, which verify chunks, do not.
+#define FST_MANIFEST_SUMS 2u
 
 typedef struct fst_manifest_options {
     size_t struct_size; ///< sizeof(fst_manifest_options)
@@ -89,7 +94,8 @@ typedef void (*fst_manifest_callback)(void *context, const fst_error *difference
 /// Reads every file that `manifest` (NULL: the one that FST_OPEN_VERIFY finds) lists for the model
 /// at `path` and tells each difference: files that are missing, sizes, each chunk that differs.
 /// FST_OK when there is none, FST_E_DIGEST when there was one. With a `manifest` other than NULL,
-/// `path` may be a folder without a model.
+/// `path` may be a folder without a model. That may be a list that sha256sum has made as well:
+/// names in it are relative to the model's folder.
 FST_API FST_NODISCARD fst_status fst_manifest_check(const char *path, const char *manifest,
                                                     fst_manifest_callback callback, void *context,
                                                     fst_manifest_stats *stats, fst_error *error);

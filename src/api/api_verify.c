@@ -25,8 +25,12 @@ static fst_status check_options(const fst_manifest_options *options, fst_error *
     API_REQUIRE(chunk == 0 || (chunk >= FSTI_DIGEST_CHUNK_BYTES_MIN &&
                                chunk <= FSTI_DIGEST_CHUNK_BYTES_MAX && (chunk & (chunk - 1)) == 0),
                 error, "chunk_bytes %u is no power of two of 64 KiB to 1 MiB", chunk);
-    API_REQUIRE((options->flags & ~FST_MANIFEST_TENSORS) == 0, error, "unknown flags 0x%x",
-                options->flags);
+    API_REQUIRE((options->flags & ~(FST_MANIFEST_TENSORS | FST_MANIFEST_SUMS)) == 0, error,
+                "unknown flags 0x%x", options->flags);
+    bool is_sums = (options->flags & FST_MANIFEST_SUMS) != 0;
+    API_REQUIRE(!is_sums || (options->flags == FST_MANIFEST_SUMS && chunk == 0 &&
+                             options->keep == NULL && options->digest == FST_DIGEST_SHA256),
+                error, "FST_MANIFEST_SUMS is of FST_DIGEST_SHA256, and goes with nothing else");
     return FST_OK;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "bundle.h"
+#include "sums.h"
 #include "digest/digest.h"
 #include "dtype/dtype.h"
 #include "fastsafetensors/model.h"

@@ -47,6 +47,9 @@ fst_status fsti_verification_open(const char *path, const model_wish *wish,
 /// that is the manifest that is first already.
 fst_status fsti_verification_add(const char *path, const model_wish *wish,
                                  model_verification **list, fst_error *error);
+/// The folder that a model's names are relative to, with its last slash; "" is the current one.
+/// From fsti_alloc.
+char *fsti_model_folder(const char *path);
 /// All of a list.
 void fsti_verification_close(model_verification *verification);
 /// What the manifest says of a file; FST_E_DIGEST when it does not list it.

@@ -39,11 +39,66 @@ static char *make_folder(const char *path, bool is_dir) {
     return folder;
 }
 
+char *fsti_model_folder(const char *path) { return make_folder(path, is_folder(path)); }
+
 static char *join(const char *start, const char *end) {
     size_t size = strlen(start) + strlen(end) + 1;
     char *text = fsti_alloc(size);
     if (text != NULL) snprintf(text, size, "%s%s", start, end);
     return text;
+}
+
+/// What says something of a model's bytes, and loads can't be held against.
+typedef struct other_digests {
+    const char *name; ///< behind the model's path; or a file of its folder
+    bool is_ending;
+    const char *use;
+} other_digests;
+
+static const other_digests others[] = {
+    {".digest", true, "'verify --hash' compares with that"},
+    {".sha256", true, "'verify --manifest --from' compares with that"},
+    {"SHA256SUMS", false, "'verify --manifest --from' compares with that"},
+    {"SHA256SUMS.txt", false, "'verify --manifest --from' compares with that"},
+    {"sha256sums.txt", false, "'verify --manifest --from' compares with that"},
+    {"model.sig", false,
+     "'verify --signature' compares with that, and SignedBy() takes it with a "
+     "manifest that it signs"},
+};
+
+/// Says what there is instead of a manifest, and what to do with it: "" where there is nothing.
+static fst_status describe_others(const char *path, const char *folder, char *text, size_t size,
+                                  fst_error *error) {
+    size_t used = 0, path_size = strlen(path);
+    text[0] = '\0';
+    while (path_size > 1 && path[path_size - 1] == '/') path_size--;
+    char *model = fsti_string_copy(path, path_size);
+    if (model == NULL) return fsti_error_memory(error, path_size);
+    fst_status status = FST_OK;
+    for (size_t i = 0; i < sizeof others / sizeof *others && status == FST_OK; i++) {
+        struct stat info;
+        const other_digests *other = &others[i];
+        char *there = join(other->is_ending ? model : folder, other->name);
+        if (there == NULL) status = fsti_error_memory(error, path_size);
+        if (there != NULL && stat(there, &info) == 0 && used < size)
+            used += (size_t)snprintf(text + used, size - used, "; there is %s%s (%s)",
+                                     other->is_ending ? "one with " : "", other->name, other->use);
+        fsti_free(there);
+    }
+    fsti_free(model);
+    return status;
+}
+
+static fst_status refuse_unlisted(const char *path, const char *folder, fst_error *error) {
+    char there[400];
+    FST_TRY(describe_others(path, folder, there, sizeof there, error));
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = path;
+    return fsti_error_set(error, FST_E_NOT_FOUND, place,
+                          "nothing to verify it with: neither a file of its name with " FILE_ENDING
+                          " behind it nor a " FOLDER_NAME
+                          " in its folder, which 'hash --manifest' makes%s",
+                          there);
 }
 
 /// The manifest that lies beside the model at `path`: *out is its path.
@@ -57,11 +112,7 @@ static fst_status find_beside(const char *path, const char *folder, bool is_dir,
     *out = join(folder, FOLDER_NAME);
     if (*out == NULL) return fsti_error_memory(error, strlen(path));
     if (stat(*out, &info) == 0) return FST_OK;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                          "nothing to verify it with: neither a file of its name with " FILE_ENDING
-                          " behind it nor a " FOLDER_NAME " in its folder");
+    return refuse_unlisted(path, folder, error);
 }
 
 /// A text whose seal does not fit has been damaged, whatever it says.
@@ -71,6 +122,11 @@ static fst_status check_seal(const char *path, const char *bytes, size_t byte_co
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
     fsti_error_place place = FSTI_NOWHERE;
     place.file = path;
+    if (fsti_sums_peek(bytes, byte_count))
+        return fsti_error_set(error, FST_E_MANIFEST, place,
+                              "digests of whole files, and a load verifies chunks: hold the files "
+                              "against it by 'fastsafetensors verify --manifest --from', then make "
+                              "a manifest by 'hash --manifest'");
     if (!fsti_manifest_peek(bytes, byte_count, &found))
         return fsti_error_set(error, FST_E_MANIFEST, place,
                               "not a manifest, or not to its end: 'fastsafetensors hash "

@@ -4,18 +4,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "differences.h"
 #include "file_tree.h"
 #include "model/model.h"
 #include "verify.h"
 
 typedef struct bundle_job {
     const fsti_bundle_paths *paths;
-    const fsti_check_listener *listener;
     const char *own_name; ///< the bundle's in the folder; NULL: it lies elsewhere
     signed_bundle signed_by;
     file_tree tree;
-    uint64_t difference_count;
-    fst_error first;
+    fsti_differences told;
 } bundle_job;
 
 static bool is_name(const char *text, size_t size, const char *name) {
@@ -32,15 +31,6 @@ static bool ignores_name(const void *context, const char *name) {
     return false;
 }
 
-static void tell(bundle_job *job, const char *name, size_t name_size, const char *what) {
-    fst_error difference;
-    fsti_error_set(&difference, FST_E_DIGEST, FSTI_NOWHERE, "%.*s: %s", (int)name_size, name, what);
-    snprintf(difference.file, sizeof difference.file, "%.*s", (int)name_size, name);
-    if (job->difference_count++ == 0) job->first = difference;
-    if (job->listener->callback != NULL)
-        job->listener->callback(job->listener->context, &difference);
-}
-
 static void compare_listed(bundle_job *job, const fsti_signed_file *listed) {
     tree_file *file = fsti_file_tree_find(&job->tree, listed);
     const char *what = NULL;
@@ -53,13 +43,15 @@ static void compare_listed(bundle_job *job, const fsti_signed_file *listed) {
         what = "signed with another digest than sha256, which is not computed here";
     else if (memcmp(file->digest, listed->digest, sizeof listed->digest) != 0)
         what = "its bytes are not the ones that were signed";
-    if (what != NULL) tell(job, listed->name, listed->name_size, what);
+    if (what != NULL) fsti_differences_tell(&job->told, listed->name, listed->name_size, what);
 }
 
 static void tell_others(bundle_job *job) {
     for (size_t i = 0; i < job->tree.count; i++) {
         const tree_file *file = &job->tree.files[i];
-        if (!file->is_listed) tell(job, file->name, strlen(file->name), "there, but not signed");
+        if (!file->is_listed)
+            fsti_differences_tell(&job->told, file->name, strlen(file->name),
+                                  "there, but not signed");
     }
 }
 
@@ -69,9 +61,7 @@ static fst_status compare_all(bundle_job *job, fst_error *error) {
     FST_TRY(fsti_file_tree_hash(&job->tree, error));
     for (size_t i = 0; i < statement->file_count; i++) compare_listed(job, &statement->files[i]);
     tell_others(job);
-    if (job->difference_count == 0) return FST_OK;
-    if (error != NULL) *error = job->first;
-    return FST_E_DIGEST;
+    return fsti_differences_end(&job->told, error);
 }
 
 fst_status fsti_bundle_check(const fsti_bundle_paths *paths, const fsti_check_listener *listener,
@@ -79,7 +69,7 @@ fst_status fsti_bundle_check(const fsti_bundle_paths *paths, const fsti_check_li
     uint64_t start_ns = fsti_now_ns();
     char place[PATH_MAX];
     fsti_bundle_paths full = *paths;
-    bundle_job job = {.paths = &full, .listener = listener};
+    bundle_job job = {.paths = &full, .told = {.listener = listener}};
     snprintf(place, sizeof place, "%.4000s/model.sig", paths->folder);
     if (full.bundle == NULL) full.bundle = place;
     job.own_name = fsti_file_tree_name_inside(full.folder, full.bundle);

@@ -39,25 +39,6 @@ static const char *subject_of(const char *folder, char *text, size_t size) {
     return text;
 }
 
-static fst_status list_signed(const file_tree *tree, fsti_signed_file **out, fst_error *error) {
-    fsti_signed_file *files = fsti_alloc_zeroed(tree->count + 1, sizeof *files);
-    if (files == NULL) return fsti_error_memory(error, tree->count * sizeof *files);
-    for (size_t i = 0; i < tree->count; i++) {
-        if (tree->files[i].error.status != FST_OK) {
-            if (error != NULL) *error = tree->files[i].error;
-            fsti_free(files);
-            return tree->files[i].error.status;
-        }
-        files[i].name = tree->files[i].name;
-        files[i].name_size = strlen(files[i].name);
-        memcpy(files[i].digest, tree->files[i].digest, sizeof files[i].digest);
-        files[i].size_bytes = tree->files[i].size_bytes;
-        files[i].stamp = tree->files[i].stamp;
-    }
-    *out = files;
-    return FST_OK;
-}
-
 /// The statement, signed and wrapped.
 static fst_status make_bundle(const fsti_statement_draft *draft, const fsti_key *key,
                               fsti_octets *out, fst_error *error) {
@@ -83,7 +64,7 @@ static fst_status sign_tree(const file_tree *tree, const fsti_bundle_paths *path
     char subject[256];
     fsti_signed_file *files = NULL;
     fsti_octets bundle = {NULL, 0};
-    FST_TRY(list_signed(tree, &files, error));
+    FST_TRY(fsti_file_tree_rows(tree, &files, error));
     fsti_statement_draft draft = {.subject = subject_of(paths->folder, subject, sizeof subject),
                                   .files = files,
                                   .file_count = tree->count,

@@ -117,13 +117,27 @@ static int compare_files(const void *a, const void *b) {
 
 fst_status fsti_file_tree_list(const char *folder, tree_ignores ignores, const void *context,
                                file_tree *out, fst_error *error) {
+    FST_TRY(fsti_file_tree_begin(folder, out, error));
+    tree_walk walk = {.tree = out, .ignores = ignores, .context = context};
+    FST_TRY(walk_folder(&walk, "", error));
+    fsti_file_tree_sort(out);
+    return FST_OK;
+}
+
+void fsti_file_tree_sort(file_tree *tree) {
+    if (tree->count > 1) qsort(tree->files, tree->count, sizeof *tree->files, compare_files);
+}
+
+fst_status fsti_file_tree_push(file_tree *tree, const char *name, fst_error *error) {
+    char *copy = fsti_string_copy(name, strlen(name));
+    return copy == NULL ? fsti_error_memory(error, strlen(name)) : push_file(tree, copy, error);
+}
+
+fst_status fsti_file_tree_begin(const char *folder, file_tree *out, fst_error *error) {
     size_t size = strlen(folder);
     *out = (file_tree){.folder = join(folder, size > 0 && folder[size - 1] != '/' ? "/" : "", "")};
     if (out->folder == NULL) return fsti_error_memory(error, size);
     clock_gettime(CLOCK_REALTIME, &out->begun);
-    tree_walk walk = {.tree = out, .ignores = ignores, .context = context};
-    FST_TRY(walk_folder(&walk, "", error));
-    if (out->count > 1) qsort(out->files, out->count, sizeof *out->files, compare_files);
     return FST_OK;
 }
 
@@ -157,6 +171,11 @@ const char *fsti_file_tree_name_inside(const char *folder, const char *path) {
 }
 
 // ---- digesting ----
+
+bool fsti_verify_is_shortage(const fst_error *error) {
+    return error->status == FST_E_NO_MEMORY || error->os_errno == EMFILE ||
+           error->os_errno == ENFILE || error->os_errno == ENOMEM;
+}
 
 typedef struct tree_hash {
     file_tree *tree;
@@ -259,5 +278,30 @@ fst_status fsti_file_tree_hash(file_tree *tree, fst_error *error) {
     // A thread without a buffer leaves its files to the others; all of them may lack one.
     if (atomic_load(&hash.out_of_memory) && atomic_load(&hash.next) < tree->count)
         return fsti_error_memory(error, PIECE_BYTES);
+    for (size_t i = 0; i < tree->count; i++) {
+        const fst_error *failed = &tree->files[i].error;
+        if (failed->status == FST_OK || !fsti_verify_is_shortage(failed)) continue;
+        if (error != NULL) *error = *failed;
+        return failed->status;
+    }
+    return FST_OK;
+}
+
+fst_status fsti_file_tree_rows(const file_tree *tree, fsti_signed_file **out, fst_error *error) {
+    fsti_signed_file *files = fsti_alloc_zeroed(tree->count + 1, sizeof *files);
+    if (files == NULL) return fsti_error_memory(error, tree->count * sizeof *files);
+    for (size_t i = 0; i < tree->count; i++) {
+        if (tree->files[i].error.status != FST_OK) {
+            if (error != NULL) *error = tree->files[i].error;
+            fsti_free(files);
+            return tree->files[i].error.status;
+        }
+        files[i].name = tree->files[i].name;
+        files[i].name_size = strlen(files[i].name);
+        memcpy(files[i].digest, tree->files[i].digest, sizeof files[i].digest);
+        files[i].size_bytes = tree->files[i].size_bytes;
+        files[i].stamp = tree->files[i].stamp;
+    }
+    *out = files;
     return FST_OK;
 }

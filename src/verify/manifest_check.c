@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A folder held against a manifest: all of it is read, and everything that differs is told.
-#include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "folder_files.h"
 #include "format/format.h"
 #include "model/model.h"
+#include "file_tree.h"
 #include "scan.h"
+#include "sums_files.h"
 #include "verify.h"
 
 typedef struct check_job {
@@ -48,12 +49,6 @@ static fst_status check_chunk(fsti_scan *scan, size_t file_index, uint64_t begin
     return FST_OK;
 }
 
-/// What says nothing of the file: the process or the system has come to an end of something.
-static bool is_shortage(const fst_error *error) {
-    return error->status == FST_E_NO_MEMORY || error->os_errno == EMFILE ||
-           error->os_errno == ENFILE || error->os_errno == ENOMEM;
-}
-
 /// Opens a listed file; one that is not there, or has another size, is told and not read.
 static fst_status open_listed(check_job *job, const char *path, const fsti_manifest_file *listed,
                               fsti_file **out, fst_error *error) {
@@ -63,7 +58,7 @@ static fst_status open_listed(check_job *job, const char *path, const fsti_manif
     *out = NULL;
     if (fsti_file_open(path, out, &difference) != FST_OK) {
         *out = NULL;
-        if (is_shortage(&difference)) {
+        if (fsti_verify_is_shortage(&difference)) {
             if (error != NULL) *error = difference;
             return difference.status;
         }
@@ -160,6 +155,8 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
                                fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     check_job job = {.listener = listener};
+    if (manifest != NULL && fsti_sums_is_list(manifest))
+        return fsti_sums_check(path, manifest, listener, stats, error);
     model_wish wish = {.flags = FST_OPEN_VERIFY, .manifest = manifest};
     FST_TRY(fsti_verification_open(path, &wish, &job.verification, error));
     pthread_mutex_init(&job.lock, NULL);

@@ -11,6 +11,7 @@
 #include "manifest_text.h"
 #include "model/model.h"
 #include "scan.h"
+#include "sums_files.h"
 #include "verify.h"
 
 #define CHUNK_BYTES_DEFAULT ((uint32_t)1 << 20)
@@ -268,6 +269,8 @@ static fst_status place_manifest(manifest_job *job, const char *target, fst_erro
 fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
+    if ((options->flags & FST_MANIFEST_SUMS) != 0)
+        return fsti_sums_make(path, target, stats, error);
     uint64_t start_ns = fsti_now_ns();
     manifest_job job = {.options = options,
                         .kind = fsti_digest_get(options->digest),

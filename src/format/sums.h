@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Lists of whole-file SHA-256 sums, as sha256sum prints and reads them. Part of the format room's
+/// interface, by way of format.h.
+#ifndef FSTI_SUMS_H
+#define FSTI_SUMS_H
+
+#include "bundle.h"
+
+typedef struct fsti_sums {
+    char *bytes; ///< the text; names are decoded in place
+    fsti_signed_file *files;
+    size_t file_count;
+} fsti_sums;
+
+/// Whether a text begins with a line of such a list.
+bool fsti_sums_peek(const char *bytes, size_t byte_count);
+/// Reads "HEX  NAME", "HEX *NAME" and "SHA256 (NAME) = HEX" lines, with coreutils' escapes and
+/// comments; `bytes` as for fsti_header_parse(), taken over. FST_E_MANIFEST for any other line, and
+/// names that lead out of the folder.
+fst_status fsti_sums_parse(char *bytes, size_t byte_count, const char *path, fsti_sums *out,
+                           fst_error *error);
+void fsti_sums_clear(fsti_sums *sums);
+/// Writes "HEX  NAME" lines. From fsti_alloc.
+fst_status fsti_sums_write(const fsti_signed_file *files, size_t file_count, char **out,
+                           size_t *size_bytes, fst_error *error);
+
+#endif

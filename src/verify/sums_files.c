@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What sha256sum makes and checks, with all processors and by the same code as signatures.
+#include "sums_files.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "differences.h"
+#include "file_tree.h"
+#include "folder_files.h"
+#include "manifest_text.h"
+#include "model/model.h"
+
+#define FOLDER_LIST "SHA256SUMS"
+#define FILE_ENDING ".sha256"
+
+// ---- making ----
+
+/// Where a list belongs that nobody has named a place for.
+static char *default_target(const folder_files *files) {
+    char name[300] = FOLDER_LIST;
+    if (files->is_single) snprintf(name, sizeof name, "%.280s" FILE_ENDING, files->names[0]);
+    return fsti_folder_join(files, name);
+}
+
+/// The files that are listed: all but the list itself.
+static fst_status list_files(const folder_files *files, const char *target, file_tree *tree,
+                             fst_error *error) {
+    const char *folder = files->folder[0] == '\0' ? "." : files->folder;
+    const char *own_name = fsti_file_tree_name_inside(folder, target);
+    FST_TRY(fsti_file_tree_begin(files->folder, tree, error));
+    for (size_t i = 0; i < files->count; i++)
+        if (own_name == NULL || strcmp(files->names[i], own_name) != 0)
+            FST_TRY(fsti_file_tree_push(tree, files->names[i], error));
+    return FST_OK;
+}
+
+static fst_status place_list(const file_tree *tree, const char *target, fst_error *error) {
+    char *text;
+    size_t size;
+    fsti_signed_file *files;
+    FST_TRY(fsti_file_tree_rows(tree, &files, error));
+    fst_status status = fsti_sums_write(files, tree->count, &text, &size, error);
+    fsti_free(files);
+    FST_TRY(status);
+    status = fsti_text_place(target, text, size, error);
+    fsti_free(text);
+    return status;
+}
+
+fst_status fsti_sums_make(const char *path, const char *target, fst_manifest_stats *stats,
+                          fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    folder_files files;
+    file_tree tree = {0};
+    char *own = NULL;
+    fst_status status = fsti_folder_files(path, &files, error);
+    if (status == FST_OK && target == NULL) {
+        target = own = default_target(&files);
+        if (own == NULL) status = fsti_error_memory(error, strlen(path));
+    }
+    if (status == FST_OK) status = list_files(&files, target, &tree, error);
+    if (status == FST_OK) status = fsti_file_tree_hash(&tree, error);
+    if (status == FST_OK) status = place_list(&tree, target, error);
+    stats->file_count = tree.count;
+    stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
+    stats->total_ns = fsti_now_ns() - start_ns;
+    fsti_free(own);
+    fsti_file_tree_clear(&tree);
+    fsti_folder_files_clear(&files);
+    return status;
+}
+
+// ---- checking ----
+
+bool fsti_sums_is_list(const char *path) {
+    char *bytes;
+    size_t size;
+    if (fsti_model_read_text(path, &bytes, &size, NULL) != FST_OK) return false;
+    bool is_list = fsti_sums_peek(bytes, size);
+    fsti_free(bytes);
+    return is_list;
+}
+
+static fst_status read_list(const char *path, fsti_sums *out, fst_error *error) {
+    char *bytes;
+    size_t size;
+    FST_TRY(fsti_model_read_text(path, &bytes, &size, error));
+    return fsti_sums_parse(bytes, size, path, out, error);
+}
+
+/// The listed files, by name, each with what the list says of it.
+static fst_status list_known(const char *path, const fsti_sums *sums, file_tree *tree,
+                             fst_error *error) {
+    char *folder = fsti_model_folder(path);
+    if (folder == NULL) return fsti_error_memory(error, strlen(path));
+    fst_status status = fsti_file_tree_begin(folder, tree, error);
+    fsti_free(folder);
+    for (size_t i = 0; i < sums->file_count && status == FST_OK; i++) {
+        status = fsti_file_tree_push(tree, sums->files[i].name, error);
+        if (status == FST_OK) tree->files[i].known = &sums->files[i];
+    }
+    if (status == FST_OK) fsti_file_tree_sort(tree);
+    return status;
+}
+
+static void compare_file(fsti_differences *told, const tree_file *file) {
+    const char *what = NULL;
+    if (file->error.status != FST_OK)
+        what = file->error.message;
+    else if (memcmp(file->digest, file->known->digest, sizeof file->digest) != 0)
+        what = "its bytes are not the ones that the list has the SHA-256 of";
+    if (what != NULL) fsti_differences_tell(told, file->name, strlen(file->name), what);
+}
+
+/// Model files at the path of which the list says nothing.
+static fst_status tell_unlisted(fsti_differences *told, const char *path, const file_tree *tree,
+                                fst_error *error) {
+    folder_files there;
+    fst_status status = fsti_folder_files(path, &there, error);
+    for (size_t i = 0; i < there.count && status == FST_OK; i++) {
+        const char *name = there.names[i];
+        fsti_signed_file wanted = {.name = name, .name_size = strlen(name)};
+        bool is_model = fsti_verify_is_model(name) || there.is_single;
+        if (is_model && fsti_file_tree_find(tree, &wanted) == NULL)
+            fsti_differences_tell(told, name, strlen(name), "there, but not listed");
+    }
+    fsti_folder_files_clear(&there);
+    // A folder that is no model is held against what the list names.
+    return status == FST_E_NO_MEMORY ? status : FST_OK;
+}
+
+static fst_status check_tree(const char *path, fsti_differences *told, file_tree *tree,
+                             fst_error *error) {
+    FST_TRY(fsti_file_tree_hash(tree, error));
+    for (size_t i = 0; i < tree->count; i++) compare_file(told, &tree->files[i]);
+    FST_TRY(tell_unlisted(told, path, tree, error));
+    return fsti_differences_end(told, error);
+}
+
+fst_status fsti_sums_check(const char *path, const char *list_path,
+                           const fsti_check_listener *listener, fst_manifest_stats *stats,
+                           fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    fsti_differences told = {.listener = listener};
+    fsti_sums sums;
+    file_tree tree = {0};
+    FST_TRY(read_list(list_path, &sums, error));
+    fst_status status = list_known(path, &sums, &tree, error);
+    if (status == FST_OK) status = check_tree(path, &told, &tree, error);
+    stats->file_count = tree.count;
+    stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
+    stats->total_ns = fsti_now_ns() - start_ns;
+    fsti_file_tree_clear(&tree);
+    fsti_sums_clear(&sums);
+    return status;
+}
