@@ -8,6 +8,7 @@
 #include "dtype.h"
 #include "loader.h"
 #include "model.h"
+#include "verify.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -114,6 +115,13 @@ typedef struct fst_save_options {
     /// A compressed file is made of the plain one, which lies beside it until the save is finished:
     /// free space for both is needed. FST_E_UNSUPPORTED with others_write, and without libzstd.
     fst_compress compress;
+    /// A manifest (verify.h) of what is saved, made of the bytes as they are written and published
+    /// with them: its path, or "" for the place where FST_OPEN_VERIFY looks for it. NULL: none is
+    /// made. Either way a manifest of the old model at that place goes with it: none is ever there
+    /// that a model which is whole does not fit. It lists the files of the save. FST_E_UNSUPPORTED
+    /// with others_write, for what is handed over, and without libcrypto for SHA-256.
+    const char *manifest;
+    fst_digest digest; ///< of the manifest
 } fst_save_options;
 
 /// What a save did and why.
@@ -142,6 +150,10 @@ typedef struct fst_save_stats {
     char warning[256];
     uint64_t bytes_shared; ///< of fst_header_edit(): blocks of the old file that the new one shares
     uint64_t bytes_copied; ///< likewise: copied from the old file
+    uint64_t bytes_hashed; ///< for the manifest
+    /// Of them read from the new file: compressed ones, and chunks whose bytes came out of order
+    /// or by fst_writer_map().
+    uint64_t bytes_read;
 } fst_save_stats;
 
 /// Begins a save: lays the file or files out, makes them under hidden names beside the target and

@@ -45,6 +45,12 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     if (options->compress != FST_COMPRESS_NONE && options->others_write != 0)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
                               "files that other processes write parts of can't be compressed");
+    API_REQUIRE((unsigned)options->digest < FST_DIGEST_COUNT, error, "unknown digest %d",
+                (int)options->digest);
+    if (options->manifest != NULL && options->others_write != 0)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                              "files that other processes write parts of get no manifest here: "
+                              "make it when they are published");
     return fsti_api_check_stem(options->stem, error);
 }
 

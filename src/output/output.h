@@ -114,6 +114,9 @@ int fsti_output_is_placed(const fsti_output *output);
 /// where nothing lies there, or the file system has no hard links; else to be freed. *lock: a
 /// descriptor (or -1) by which others see that the hidden name is in use, until it is closed.
 fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error);
+/// The same, but the file has that name alone from then on: nothing lies at the path. *kept is NULL
+/// where nothing did.
+fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error);
 /// Brings it back to `path`.
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
 /// Removes a name; one that is not there is fine.

@@ -143,24 +143,44 @@ static int lock_old(const char *path) {
     return fd;
 }
 
-fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error) {
+/// A hidden name beside the path, from fsti_alloc.
+static char *make_hidden(const char *path) {
     const char *name = fsti_path_name(path);
     char *folder =
         name == path ? fsti_string_copy(".", 1) : fsti_string_copy(path, (size_t)(name - path));
-    *kept = folder == NULL ? NULL : fsti_hidden_path(folder, path);
+    char *hidden = folder == NULL ? NULL : fsti_hidden_path(folder, path);
     fsti_free(folder);
+    return hidden;
+}
+
+static void forget_hidden(char **kept, int *lock) {
+    if (*lock >= 0) close(*lock);
+    *lock = -1;
+    fsti_free(*kept);
+    *kept = NULL;
+}
+
+fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error) {
+    *kept = make_hidden(path);
     if (*kept == NULL) return fsti_error_memory(error, strlen(path));
     int failure = is_stuck(path) ? EPERM : 0;
     bool refused = failure != 0;
     *lock = refused ? -1 : lock_old(path);
     if (!refused && link(path, *kept) == 0) return FST_OK;
     failure = refused ? failure : errno;
-    if (*lock >= 0) close(*lock);
-    *lock = -1;
-    fsti_free(*kept);
-    *kept = NULL;
+    forget_hidden(kept, lock);
     if (!refused && (failure == ENOENT || has_no_links(failure))) return FST_OK;
     return fsti_error_errno(error, failure, path, "keeping what is there");
+}
+
+fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error) {
+    *kept = make_hidden(path);
+    if (*kept == NULL) return fsti_error_memory(error, strlen(path));
+    *lock = lock_old(path);
+    if (rename(path, *kept) == 0) return FST_OK;
+    int failure = errno;
+    forget_hidden(kept, lock);
+    return failure == ENOENT ? FST_OK : fsti_error_errno(error, failure, path, "taking it away");
 }
 
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error) {

@@ -91,6 +91,8 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
         if (status == FST_OK && writer->options.compress != FST_COMPRESS_NONE)
             status = fsti_writer_pack(writer, file, error);
     }
+    if (status == FST_OK && writer->manifest.kind != NULL)
+        status = fsti_save_manifest_end(writer, file, error);
     if (status != FST_OK || writer->options.promise != FST_SAVE_DURABLE) return status;
     return fsti_writer_sync(writer, file->output, error);
 }

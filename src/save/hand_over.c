@@ -13,6 +13,10 @@ fst_status fsti_writer_hand_over(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
     if (writer->is_joined)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the file is another process's");
+    if (writer->manifest.kind != NULL)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                              "a file that is handed over gets no manifest here: make it when it "
+                              "is published");
     if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
     int state = atomic_load(&writer->state);
     if (state != WRITER_FINISHED)

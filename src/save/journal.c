@@ -12,6 +12,7 @@
 #define STEP_COUNT_MAX ((size_t)1 << 20)
 
 static const char *const step_names[] = {
+    [STEP_ASIDE] = "the manifest of an earlier save taken away",
     [STEP_NAME] = "a hidden name for the new file",
     [STEP_PLACE] = "the new file in place",
     [STEP_PLACE_COPY] = "the new file under its own name",
@@ -73,6 +74,7 @@ static fst_status place(journal_step *step, bool may_come_back, fst_error *error
 static fst_status take_step(save_journal *journal, size_t index, fst_error *error) {
     journal_step *step = &journal->steps[index];
     switch (step->kind) {
+    case STEP_ASIDE: return fsti_path_hide(step->path, &step->kept, &step->kept_lock, error);
     case STEP_NAME: return fsti_output_name(step->output, error);
     case STEP_PLACE: return place(step, index + 1 < journal->turn, error);
     case STEP_PLACE_COPY: return fsti_output_place(step->output, true, error);
@@ -116,6 +118,19 @@ static fst_status undo_place(journal_step *step, fst_error *error) {
     return fsti_error_set(error, FST_E_IO, where, "the old file could not be kept");
 }
 
+/// Brings back what was taken away, also by a step that failed half way.
+static fst_status undo_aside(journal_step *step, fst_error *error) {
+    if (step->kept == NULL) return FST_OK;
+    FST_TRY(fsti_path_restore(step->path, step->kept, error));
+    forget_kept(step);
+    return FST_OK;
+}
+
+static fst_status undo_step(journal_step *step, fst_error *error) {
+    if (step->kind == STEP_ASIDE) return undo_aside(step, error);
+    return step->kind == STEP_PLACE ? undo_place(step, error) : FST_OK;
+}
+
 /// Undoes the first `count` steps, last first. Where a file can't be taken from its place, what was
 /// done before stays as well: it may lead to files that those steps named.
 static void undo(save_journal *journal, size_t count, fst_error *error) {
@@ -124,7 +139,7 @@ static void undo(save_journal *journal, size_t count, fst_error *error) {
         fst_error second = {0};
         if (step->kind == STEP_NAME && fsti_output_unname(step->output, &second) != FST_OK)
             fsti_log(FST_LOG_WARNING, "a hidden file stays behind: %s", second.message);
-        if (step->kind != STEP_PLACE || undo_place(step, &second) == FST_OK) continue;
+        if (undo_step(step, &second) == FST_OK) continue;
         journal->is_turned = true; // so that closing removes no names
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used,

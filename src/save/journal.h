@@ -11,6 +11,7 @@
 #include "output/output.h"
 
 typedef enum step_kind {
+    STEP_ASIDE,      ///< take a file away that will be untrue; undone by bringing it back
     STEP_NAME,       ///< give a new file its hidden name
     STEP_PLACE,      ///< put a new file at its path; undone by what was there before
     STEP_PLACE_COPY, ///< the same, and the hidden name stays
@@ -22,9 +23,9 @@ typedef enum step_kind {
 
 typedef struct journal_step {
     step_kind kind;
-    fsti_output *output; ///< of the first four
-    char *path;          ///< of the other two
-    char *kept;          ///< a hidden name of what was replaced
+    fsti_output *output; ///< of those that are about new files
+    char *path;          ///< of the others
+    char *kept;          ///< a hidden name of what was replaced or taken away
     int kept_lock;       ///< a descriptor that says whose it is, or -1
     bool had_old;        ///< something was replaced
     bool is_done;

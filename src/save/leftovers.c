@@ -46,6 +46,7 @@ bool fsti_save_is_index(const char *name, size_t size, const char *stem) {
 static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
     const char *base = leftover->base;
     size_t size = leftover->base_size;
+    if (fsti_save_manifest_is_own(writer, leftover)) return true;
     if (writer->folder == NULL)
         return fsti_leftover_is_of(leftover, fsti_path_name(writer->files[0].target.path));
     // Of a long name there is the beginning alone: which set's it was nobody needs to know.

@@ -53,6 +53,18 @@ static fst_status make_index(fst_writer *writer, bool hidden, fsti_output **out,
     return status;
 }
 
+/// The text of the manifest, if one is asked for: of the set's index as well, if that is to stay.
+static fst_status make_manifest(fst_writer *writer, fst_error *error) {
+    char *index = NULL;
+    size_t size = 0;
+    if (writer->manifest.kind == NULL) return FST_OK;
+    if (writer->final_index != NULL && writer->file_count > 1)
+        FST_TRY(make_index_text(writer, false, &index, &size, error));
+    fst_status status = fsti_save_manifest_write(writer, index, size, error);
+    fsti_free(index);
+    return status;
+}
+
 // ---- what is there ----
 
 /// What a set's folder holds when it is published.
@@ -132,8 +144,11 @@ static fst_status add_sync(fst_writer *writer, const char *folder, fst_error *er
 
 /// One file that no index leads to.
 static fst_status plan_file(fst_writer *writer, fst_error *error) {
+    FST_TRY(make_manifest(writer, error));
+    FST_TRY(fsti_save_manifest_aside(writer, error));
     FST_TRY(add_files(writer, STEP_PLACE, error));
     FST_TRY(add_sync(writer, writer->files[0].target.folder, error));
+    FST_TRY(fsti_save_manifest_place(writer, error));
     fsti_journal_turn(&writer->journal);
     return FST_OK;
 }
@@ -145,9 +160,12 @@ static fst_status add_removal_of_index(fst_writer *writer, fst_error *error) {
 
 static fst_status plan_first_set(fst_writer *writer, fst_error *error) {
     FST_TRY(make_index(writer, false, &writer->final_index, error));
+    FST_TRY(make_manifest(writer, error));
+    FST_TRY(fsti_save_manifest_aside(writer, error));
     FST_TRY(fsti_journal_add(&writer->journal, STEP_PLACE, writer->final_index, error));
     FST_TRY(add_files(writer, STEP_PLACE, error));
     FST_TRY(add_sync(writer, writer->folder, error));
+    FST_TRY(fsti_save_manifest_place(writer, error));
     fsti_journal_turn(&writer->journal);
     if (!writer->without_index) return FST_OK;
     FST_TRY(add_removal_of_index(writer, error));
@@ -159,6 +177,8 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     bool is_single = writer->file_count == 1;
     FST_TRY(make_index(writer, true, &writer->interim_index, error));
     FST_TRY(make_index(writer, false, &writer->final_index, error));
+    FST_TRY(make_manifest(writer, error));
+    FST_TRY(fsti_save_manifest_aside(writer, error));
     FST_TRY(add_files(writer, STEP_NAME, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->interim_index, error));
@@ -168,6 +188,7 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
+    FST_TRY(fsti_save_manifest_place(writer, error));
     FST_TRY(add_files(writer, STEP_UNNAME, error));
     if (is_single || !writer->without_index) FST_TRY(add_removals(writer, !is_single, error));
     if (is_single || (writer->without_index && !had_index))
@@ -223,7 +244,7 @@ static void note_end(fst_writer *writer) {
 /// edit goes without where the folder may not be read.
 static fst_status lock_folder(const fst_writer *writer, int *lock, fst_error *error) {
     const char *folder = writer->folder;
-    if (folder == NULL && writer->origin != NULL) {
+    if (folder == NULL && (writer->origin != NULL || writer->manifest.kind != NULL)) {
         folder = writer->files[0].target.folder;
         if (faccessat(AT_FDCWD, folder, R_OK, AT_EACCESS) != 0 && errno == EACCES) folder = NULL;
     }

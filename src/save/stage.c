@@ -284,6 +284,10 @@ fst_status fsti_stage_put(save_stage *stage, uint64_t offset, const void *data, 
         uint64_t size = left;
         FST_TRY(stage->engine != NULL ? put_direct(stage, from, &size, &borrowed, error)
                                       : put_cached(stage, from, &size, error));
+        // Behind the write: what is on its way past the page cache goes on meanwhile.
+        if (stage->options.digests != NULL)
+            FST_TRY(
+                fsti_chunk_digests_put(stage->options.digests, stage->cursor, from, size, error));
         stage->cursor += size;
         from += size;
         left -= size;

@@ -5,6 +5,7 @@
 #ifndef FSTI_STAGE_H
 #define FSTI_STAGE_H
 
+#include "chunk_digests.h"
 #include "io/io.h"
 #include "output/output.h"
 #include "save.h"
@@ -25,6 +26,7 @@ typedef struct stage_options {
     uint64_t file_bytes;
     stage_report report;
     void *report_context;
+    chunk_digests *digests; ///< that the bytes are put to as well, or NULL
 } stage_options;
 
 typedef struct save_stage save_stage;

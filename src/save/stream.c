@@ -65,7 +65,8 @@ fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error
                              .engine = writer->options.engine,
                              .file_bytes = file->layout.file_bytes,
                              .report = fsti_writer_report,
-                             .report_context = writer};
+                             .report_context = writer,
+                             .digests = file->listed.chunks};
     if (file->stage == NULL) FST_TRY(fsti_stage_open(file->output, &options, &file->stage, error));
     if (file->header_put) return FST_OK;
     file->header_put = true;
@@ -98,6 +99,9 @@ static fst_status write_plainly(fst_writer *writer, save_file *file, uint64_t of
     for (uint64_t done = 0; done < size; count++) {
         uint64_t piece = fsti_min(size - done, PLAIN_WRITE_BYTES_MAX);
         FST_TRY(fsti_output_write(file->output, data + done, piece, offset + done, error));
+        if (file->listed.chunks != NULL)
+            FST_TRY(fsti_chunk_digests_put(file->listed.chunks, offset + done, data + done, piece,
+                                           error));
         FST_TRY(fsti_writer_report(writer, piece, error));
         done += piece;
     }

@@ -180,6 +180,7 @@ static fst_status open_outputs(fst_writer *writer, const char *const *hidden, fs
             &file->target,
             writer->origin == NULL ? file->layout.file_bytes : file->layout.header_bytes,
             writer->options.promise == FST_SAVE_DURABLE, &file->output, error));
+        if (writer->manifest.kind != NULL) FST_TRY(fsti_save_manifest_begin(writer, file, error));
     }
     return FST_OK;
 }
@@ -209,6 +210,7 @@ static fst_status begin_save(fst_writer *writer, const save_request *request, fs
     FST_TRY(lay_out_all(writer, request->tensors, error));
     if (writer->is_whole) writer->bytes_total = fsti_file_size(writer->origin);
     FST_TRY(find_targets(writer, request->path, error));
+    FST_TRY(fsti_save_manifest_open(writer, error));
     return open_outputs(writer, request->hidden, error);
 }
 
@@ -252,6 +254,7 @@ static void clear_files(fst_writer *writer, bool is_published) {
         fsti_target_clear(&file->target);
         fsti_layout_clear(&file->layout);
     }
+    fsti_output_close(writer->manifest.output); // no index leads to it
     drop = is_published ? fsti_output_abandon : fsti_output_close;
     drop(writer->interim_index);
     drop(writer->final_index);
@@ -262,7 +265,10 @@ static void clear_memory(fst_writer *writer) {
         fsti_coverage_clear(&writer->tensors[i].coverage);
     for (uint32_t f = 0; writer->published != NULL && f <= writer->file_count; f++)
         fsti_free(writer->published[f]);
+    for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++)
+        fsti_chunk_digests_close(writer->files[f].listed.chunks);
     fsti_target_clear(&writer->index_target);
+    fsti_target_clear(&writer->manifest.target);
     fsti_journal_clear(&writer->journal);
     fsti_free(writer->set_member);
     fsti_free(writer->published);
@@ -286,6 +292,7 @@ static void leave_to_parent(fst_writer *writer) {
     }
     fsti_output_abandon(writer->interim_index);
     fsti_output_abandon(writer->final_index);
+    fsti_output_abandon(writer->manifest.output);
     clear_memory(writer);
 }
 
@@ -340,6 +347,8 @@ fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_erro
     snprintf(stats->warning, sizeof stats->warning, "%s", writer->warning);
     stats->bytes_shared = writer->bytes_shared;
     stats->bytes_copied = writer->bytes_copied;
+    stats->bytes_hashed = writer->bytes_hashed;
+    stats->bytes_read = writer->bytes_read;
     pthread_mutex_unlock(&writer->lock);
     return FST_OK;
 }

@@ -11,6 +11,7 @@
 #include "journal.h"
 #include "layout.h"
 #include "save.h"
+#include "save_manifest.h"
 #include "stage.h"
 
 /// A tensor of a save.
@@ -33,6 +34,7 @@ typedef struct save_file {
     fsti_output *output;
     save_stage *stage; ///< open while bytes come
     bool header_put;
+    listed_file listed;
 } save_file;
 
 typedef enum writer_state {
@@ -81,11 +83,12 @@ struct fst_writer {
     pthread_mutex_t progress_lock; ///< one call of the callback at a time; taken before `lock`
     pthread_mutex_t lock;          ///< for what follows
     stage_counts counts;
-    uint64_t bytes_done, total_ns, sync_count, sync_ns;
+    uint64_t bytes_done, total_ns, sync_count, sync_ns, bytes_hashed, bytes_read;
     size_t tensors_done, leftover_count, step_count;
     char warning[256];
 
     save_journal journal; ///< while and after the writer commits
+    save_manifest manifest;
     fsti_output *interim_index, *final_index;
 };
 

@@ -99,8 +99,9 @@ static fst_status read_header(made_file *made, fsti_manifest_file *row, const ma
                               fst_error *error) {
     fst_model empty = {.hash_key = fsti_hash_key()};
     model_file opened;
-    FST_TRY(
-        fsti_model_file_take(&empty, fsti_file_ref(made->file), FST_OPEN_LENIENT, &opened, error));
+    // Of a compressed file the header that is stored, as loads hold it against the manifest.
+    FST_TRY(fsti_model_file_take(&empty, fsti_file_ref(made->file),
+                                 FST_OPEN_LENIENT | FST_OPEN_STORED, &opened, error));
     row->header_bytes = opened.header->data_begin;
     made->header = fsti_header_ref(opened.header);
     fsti_model_file_clear(&opened);

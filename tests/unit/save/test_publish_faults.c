@@ -17,20 +17,7 @@
 #include "fault_calls.h"
 #include "fixture.h"
 #include "io/io.h"
-
-#define TENSOR_COUNT 4u
-/// Enough for blocks that an edit can share.
-#define TENSOR_BYTES 2048u
-/// As a number of files: an edit of the one that is there.
-#define EDIT UINT32_MAX
-/// With a number of files: each is written by a rank, and all are published by one; the same
-/// without an index; the files are made by one that publishes them, and filled by ranks.
-#define RANKS 0x1000u
-#define RANKS_NO_INDEX 0x2000u
-#define PARTS 0x4000u
-#define FILE_COUNT(files) ((files) & 0xfffu)
-
-enum { NO_MODEL = 0, NOT_WHOLE = -1, OLD_MODEL = 'o', NEW_MODEL = 'n' };
+#include "model_saves.h"
 
 static char root[256]; ///< in memory where that can be had: thousands of saves are synced here
 
@@ -58,157 +45,6 @@ static int entry_count(const char *path) {
     while (folder != NULL && readdir(folder) != NULL) count++;
     if (folder != NULL) closedir(folder);
     return count;
-}
-
-/// Edits the file, whose metadata is to hold `value`.
-static fst_status edit_model(const char *path, char value, fst_save_promise promise,
-                             fst_error *error) {
-    const char text[] = {value, '\0'};
-    fst_metadata_entry entry = {"value", SIZE_MAX, text, SIZE_MAX, {0}};
-    fst_edit_options options = FST_STRUCT_INIT(fst_edit_options);
-    options.promise = promise;
-    options.metadata = &entry;
-    options.metadata_count = 1;
-    return fst_header_edit(path, NULL, &options, NULL, error);
-}
-
-/// A rank's file, with every tensor that is its.
-static fst_status open_rank(const char *folder, const fst_save_tensor *tensors, uint32_t rank,
-                            const fst_save_options *set, fst_writer **out, fst_error *error) {
-    char path[512];
-    size_t count = 0;
-    fst_save_tensor own[TENSOR_COUNT];
-    fst_save_options options = *set;
-    for (uint32_t i = 0; i < TENSOR_COUNT; i++) {
-        if (tensors[i].file_index != rank) continue;
-        own[count] = tensors[i];
-        own[count++].file_index = 0;
-    }
-    if (options.file_count == 1)
-        snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    else
-        snprintf(path, sizeof path, "%s/model-%05u-of-%05u.safetensors", folder, rank + 1,
-                 options.file_count);
-    options.file_count = 0;
-    options.replace_link = 1;
-    fst_status status = fst_writer_open(path, own, count, &options, out, error);
-    return status == FST_OK ? fst_writer_hand_over(*out, error) : status;
-}
-
-static fst_status save_ranks(const char *folder, const fst_save_tensor *tensors,
-                             const fst_save_options *set, int without_index, fst_error *error) {
-    fst_writer *writers[8] = {NULL};
-    const char *paths[8];
-    fst_status status = FST_OK;
-    fst_publish_options options = FST_STRUCT_INIT(fst_publish_options);
-    options.promise = set->promise;
-    options.without_index = without_index;
-    mkdir(folder, 0700);
-    for (uint32_t r = 0; r < set->file_count && status == FST_OK; r++) {
-        status = open_rank(folder, tensors, r, set, &writers[r], error);
-        paths[r] = fst_writer_hidden_path(writers[r], 0);
-    }
-    if (status == FST_OK)
-        status = fst_set_publish(folder, paths, set->file_count, &options, NULL, error);
-    for (uint32_t r = 0; r < set->file_count; r++) fst_writer_close(writers[r]);
-    return status;
-}
-
-/// A rank's part of the files that another one has made: every other half of a tensor.
-static fst_status fill_part(const fst_writer *maker, const fst_save_tensor *tensors, size_t half,
-                            const fst_save_options *set, fst_error *error) {
-    fst_status status = FST_OK;
-    for (uint32_t f = 0; f < set->file_count && status == FST_OK; f++) {
-        fst_writer *part;
-        status = fst_writer_join(fst_writer_hidden_path(maker, f), set, &part, error);
-        if (status != FST_OK) break;
-        size_t index = 0;
-        for (uint32_t i = 0; i < TENSOR_COUNT && status == FST_OK; i++)
-            if (tensors[i].file_index == f)
-                status = fst_writer_write(part, index++, half * TENSOR_BYTES / 2, tensors[i].data,
-                                          TENSOR_BYTES / 2, error);
-        if (status == FST_OK) status = fst_writer_finish(part, error);
-        fst_writer_close(part);
-    }
-    return status;
-}
-
-static fst_status save_parts(const char *folder, const fst_save_tensor *tensors,
-                             const fst_save_options *set, fst_error *error) {
-    fst_writer *maker;
-    fst_save_tensor empty[TENSOR_COUNT];
-    fst_save_options options = *set;
-    memcpy(empty, tensors, sizeof empty);
-    for (size_t i = 0; i < TENSOR_COUNT; i++) empty[i].data = NULL;
-    options.others_write = 1;
-    fst_status status = fst_writer_open(folder, empty, TENSOR_COUNT, &options, &maker, error);
-    if (status != FST_OK) return status;
-    status = fst_writer_hand_over(maker, error);
-    for (size_t half = 0; half < 2 && status == FST_OK; half++)
-        status = fill_part(maker, tensors, half, set, error);
-    if (status == FST_OK) status = fst_writer_commit(maker, error);
-    fst_writer_close(maker);
-    return status;
-}
-
-/// Saves tensors that hold `value`: to a file (0 files), or a folder of so many.
-static fst_status save_model(const char *path, uint32_t file_count, char value,
-                             fst_save_promise promise, fst_error *error) {
-    static const uint64_t shape[] = {TENSOR_BYTES};
-    static const char *const names[] = {"a", "b", "c", "d"};
-    char data[TENSOR_BYTES];
-    memset(data, value, sizeof data);
-    fst_save_tensor tensors[TENSOR_COUNT];
-    for (uint32_t i = 0; i < TENSOR_COUNT; i++)
-        tensors[i] =
-            (fst_save_tensor){.name = names[i],
-                              .name_size = 1,
-                              .dtype = FST_DTYPE_U8,
-                              .rank = 1,
-                              .shape = shape,
-                              .data = data,
-                              .file_index = file_count > 0 ? i % FILE_COUNT(file_count) : 0};
-    if (file_count == EDIT) return edit_model(path, value, promise, error);
-    fst_save_options options = FST_STRUCT_INIT(fst_save_options);
-    options.promise = promise;
-    options.file_count = FILE_COUNT(file_count);
-    options.thread_count = 1; // calls come in the same order every time
-    if ((file_count & PARTS) != 0) return save_parts(path, tensors, &options, error);
-    if ((file_count & (RANKS | RANKS_NO_INDEX)) != 0)
-        return save_ranks(path, tensors, &options, (file_count & RANKS_NO_INDEX) != 0, error);
-    return fst_save(path, tensors, TENSOR_COUNT, &options, NULL, error);
-}
-
-/// The model that a path leads to.
-static int model_at(const char *path) {
-    fst_model *model;
-    fst_loader *loader;
-    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
-    options.mode = FST_MODE_LOAD;
-    options.engine = FST_ENGINE_PREAD;
-    options.thread_count = 1;
-    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return NO_MODEL;
-    int found = fst_model_tensor_count(model) == TENSOR_COUNT ? NO_MODEL : NOT_WHOLE;
-    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) found = NOT_WHOLE;
-    for (fst_tensor *tensor; found != NOT_WHOLE;) {
-        fst_tensor_view view;
-        fst_status status = fst_loader_next(loader, -1, &tensor, NULL);
-        if (status == FST_END) break;
-        if (status != FST_OK || fst_tensor_view_get(tensor, &view, NULL) != FST_OK)
-            return NOT_WHOLE;
-        for (uint64_t i = 0; i < view.size_bytes; i++) {
-            int value = ((const char *)view.data)[i];
-            if (found == NO_MODEL) found = value;
-            if (found != value) found = NOT_WHOLE;
-        }
-        fst_tensor_unref(tensor);
-    }
-    fst_loader_close(loader);
-    fst_metadata_entry entry;
-    if (found == OLD_MODEL && fst_model_metadata(model, 0, 0, &entry, NULL) == FST_OK)
-        found = entry.value[0]; // an edit leaves the tensors as they are
-    fst_model_close(model);
-    return found;
 }
 
 // ---- kinds of saves ----
@@ -302,11 +138,18 @@ static const save_kind kinds[] = {
     {"ranks without an index over a set with one", 3, RANKS_NO_INDEX | 3, NULL, 4},
     {"parts over nothing", -1, PARTS | 3, NULL, 4},
     {"parts over a set of the same names", 3, PARTS | 3, NULL, 4},
+    {"a file with a manifest over nothing", -1, MANIFEST, NULL, 2},
+    {"a file with a manifest over one with its own", MANIFEST, MANIFEST, NULL, 2},
+    {"a file over one with a manifest", MANIFEST, 0, NULL, 1},
+    {"an edit of a file with a manifest", MANIFEST, EDIT, NULL, 1},
+    {"a set with a manifest over nothing", -1, MANIFEST | 3, NULL, 5},
+    {"a set with a manifest over one with its own", MANIFEST | 3, MANIFEST | 3, NULL, 5},
+    {"a set over one with a manifest", MANIFEST | 3, 3, NULL, 4},
 };
 #define KIND_COUNT (sizeof kinds / sizeof *kinds)
 
 static const char *target_of(const save_kind *kind) {
-    return at(kind->new_files == 0 || kind->new_files == EDIT ? "set/model.safetensors" : "set");
+    return at(is_file(kind->new_files) ? "set/model.safetensors" : "set");
 }
 
 /// The old model, made once: files of it get second names where they are wanted, for a save never
@@ -317,7 +160,7 @@ static bool make_old(const save_kind *kind) {
     clear_folder(at("old"));
     if (kind->old_files < 0) return true;
     mkdir(at("set"), 0700);
-    const char *path = at(kind->old_files == 0 ? "set/model.safetensors" : "set");
+    const char *path = at(is_file((uint32_t)kind->old_files) ? "set/model.safetensors" : "set");
     if (save_model(path, (uint32_t)kind->old_files, OLD_MODEL, FST_SAVE_QUICK, NULL) != FST_OK)
         return false;
     if (kind->prepare != NULL) kind->prepare();
@@ -329,7 +172,7 @@ static bool make_old(const save_kind *kind) {
 static void put_old(const save_kind *kind) {
     clear_folder(at("set"));
     rmdir(at("set"));
-    if (kind->old_files < 0 && kind->new_files > 0) return; // saving makes the folder
+    if (kind->old_files < 0 && !is_file(kind->new_files)) return; // saving makes the folder
     mkdir(at("set"), 0700);
     DIR *from = opendir(at("old")), *to = opendir(at("set"));
     const struct dirent *entry;
@@ -383,6 +226,24 @@ static int save_under_fault(const fault_case *fault, fault_report *report, fst_e
     return (int)status;
 }
 
+/// A manifest is never one of another model, and there as the outcome says: that of the new one,
+/// unless a step of tidying up failed, or as it was.
+static const char *judge_manifest(const fault_case *fault, int status, int found) {
+    const save_kind *kind = fault->kind;
+    bool had = kind->old_files > 0 && ((uint32_t)kind->old_files & MANIFEST) != 0;
+    bool has = kind->new_files != EDIT && (kind->new_files & MANIFEST) != 0;
+    int manifest = manifest_at(target_of(kind));
+    if (manifest < 0 && found != NO_MODEL) return "a manifest of another model";
+    if (status < 0) return NULL;
+    if (status == FST_OK && manifest > 0 && !has) return "the old manifest is there";
+    if (status == FST_OK && manifest == 0 && has && is_file(kind->new_files))
+        return "saved without its manifest";
+    if (status > FST_OK && found == OLD_MODEL && manifest == 0 && had &&
+        fault->plan.kind == FAULT_ONCE)
+        return "the old model is there without its manifest";
+    return NULL;
+}
+
 /// Whether what is there now is what the outcome says. Words of a wrong one, or NULL.
 static const char *judge(const fault_case *fault, int status, const fst_error *error) {
     bool had_old = fault->kind->old_files >= 0;
@@ -404,7 +265,7 @@ static const char *judge(const fault_case *fault, int status, const fst_error *e
     if (fault->plan.kind == FAULT_ONCE && status > FST_OK && !had_old && !could_not_undo &&
         entry_count(at("set")) > 0)
         return "a save over nothing failed and left something";
-    return NULL;
+    return judge_manifest(fault, status, found);
 }
 
 /// Just the files of the save are there. An index that could not be removed is from then on one

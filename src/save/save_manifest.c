@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A save's manifest: see save_manifest.h. A name is one step, so model and manifest can't change
+/// at once: the old manifest is taken away first, the new one comes last. Whatever ends a save
+/// between the two leaves a model without a manifest, never one that the manifest lies about.
+#include "save_manifest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "writer.h"
+
+#define FILE_ENDING ".manifest"
+#define FOLDER_NAME "model.manifest"
+#define FIRST_WORD "fastsafetensors-manifest "
+
+/// `folder`/`name``ending`, or without folder; from fsti_alloc.
+static char *join(const char *folder, const char *name, const char *ending) {
+    size_t capacity = strlen(name) + strlen(ending) + 2;
+    if (folder != NULL) capacity += strlen(folder);
+    char *path = fsti_alloc(capacity);
+    if (path != NULL)
+        snprintf(path, capacity, "%s%s%s%s", folder == NULL ? "" : folder,
+                 folder == NULL ? "" : "/", name, ending);
+    return path;
+}
+
+/// Where loads look for the manifest of what is saved.
+static char *usual_path(const fst_writer *writer) {
+    return writer->folder != NULL ? join(writer->folder, FOLDER_NAME, "")
+                                  : join(NULL, writer->published[0], FILE_ENDING);
+}
+
+// ---- digests ----
+
+static fst_status find_target(fst_writer *writer, const char *path, fst_error *error) {
+    save_manifest *manifest = &writer->manifest;
+    for (uint32_t f = 0; f <= writer->file_count; f++) {
+        if (writer->published[f] == NULL || !fsti_save_is_same_file(path, writer->published[f]))
+            continue;
+        fsti_error_place place = FSTI_NOWHERE;
+        place.file = path;
+        return fsti_error_set(error, FST_E_ARGUMENT, place,
+                              "the manifest would take the place of the model");
+    }
+    FST_TRY(fsti_target_find(path, false, &manifest->target, error));
+    // Whose model nobody else may read, whose digests neither.
+    if (writer->files[0].target.has_rights)
+        (void)fsti_target_like(&manifest->target, writer->files[0].target.path, NULL);
+    return FST_OK;
+}
+
+fst_status fsti_save_manifest_open(fst_writer *writer, fst_error *error) {
+    const fst_save_options *options = &writer->options;
+    if (options->manifest == NULL) return FST_OK;
+    const fsti_digest_kind *kind = fsti_digest_get(options->digest);
+    FST_TRY(kind->ready(error));
+    char *usual = options->manifest[0] == '\0' ? usual_path(writer) : NULL;
+    if (usual == NULL && options->manifest[0] == '\0') return fsti_error_memory(error, 64);
+    fst_status status = find_target(writer, usual == NULL ? options->manifest : usual, error);
+    fsti_free(usual);
+    writer->manifest.kind = status == FST_OK ? kind : NULL;
+    writer->options.manifest = NULL; // the caller's, who may free it now
+    return status;
+}
+
+fst_status fsti_save_manifest_begin(fst_writer *writer, save_file *file, fst_error *error) {
+    // A compressed file has other bytes than the plain one that comes first.
+    if (writer->options.compress != FST_COMPRESS_NONE) return FST_OK;
+    const fst_layout *layout = &file->layout;
+    FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, layout->file_bytes, &file->listed.chunks,
+                                    error));
+    // Now: tensors that the caller streams may come before the header is written.
+    return fsti_chunk_digests_put(file->listed.chunks, 0, layout->header, layout->header_bytes,
+                                  error);
+}
+
+/// The header of a file that was compressed is not the layout's.
+static fst_status read_header(const written_file *written, char **out, uint64_t *size_bytes,
+                              fst_error *error) {
+    unsigned char length[8];
+    FST_TRY(fsti_written_read(written, (char *)length, 0, sizeof length, error));
+    *size_bytes = sizeof length;
+    for (unsigned i = 0; i < sizeof length; i++) *size_bytes += (uint64_t)length[i] << 8 * i;
+    *out = fsti_alloc((size_t)*size_bytes);
+    if (*out == NULL) return fsti_error_memory(error, *size_bytes);
+    return fsti_written_read(written, *out, 0, *size_bytes, error);
+}
+
+static fst_status digest_packed(save_file *file, const fsti_digest_kind *kind,
+                                const written_file *written, fst_error *error) {
+    struct stat info;
+    char *header = NULL;
+    listed_file *listed = &file->listed;
+    if (fstat(written->descriptor, &info) != 0)
+        return fsti_error_errno(error, errno, written->path, "looking at what was written");
+    FST_TRY(fsti_chunk_digests_open(kind, (uint64_t)info.st_size, &listed->chunks, error));
+    fst_status status = read_header(written, &header, &listed->header_bytes, error);
+    if (status == FST_OK && !kind->hash(header, (size_t)listed->header_bytes, listed->header))
+        status = fsti_error_memory(error, listed->header_bytes);
+    fsti_free(header);
+    return status;
+}
+
+fst_status fsti_save_manifest_end(fst_writer *writer, save_file *file, fst_error *error) {
+    const fsti_digest_kind *kind = writer->manifest.kind;
+    listed_file *listed = &file->listed;
+    written_file written = {fsti_output_descriptor(file->output), fsti_output_path(file->output)};
+    if (listed->chunks == NULL) {
+        FST_TRY(digest_packed(file, kind, &written, error));
+    } else {
+        listed->header_bytes = file->layout.header_bytes;
+        if (!kind->hash(file->layout.header, (size_t)listed->header_bytes, listed->header))
+            return fsti_error_memory(error, listed->header_bytes);
+    }
+    FST_TRY(fsti_chunk_digests_complete(listed->chunks, &written, error));
+    pthread_mutex_lock(&writer->lock);
+    writer->bytes_hashed += fsti_chunk_digests_file_bytes(listed->chunks);
+    writer->bytes_read += fsti_chunk_digests_read_bytes(listed->chunks);
+    pthread_mutex_unlock(&writer->lock);
+    return FST_OK;
+}
+
+// ---- the text ----
+
+static int compare_rows(const void *a, const void *b) {
+    const fsti_manifest_file *one = a, *other = b;
+    return strcmp(one->name, other->name);
+}
+
+static fsti_manifest_file make_row(const fst_writer *writer, uint32_t file) {
+    const listed_file *listed = &writer->files[file].listed;
+    const char *name = fsti_path_name(writer->published[file]);
+    fsti_manifest_file row = {.name = name,
+                              .name_size = strlen(name),
+                              .size_bytes = fsti_chunk_digests_file_bytes(listed->chunks),
+                              .header_bytes = listed->header_bytes,
+                              .digests = fsti_chunk_digests_list(listed->chunks)};
+    memcpy(row.header, listed->header, sizeof row.header);
+    return row;
+}
+
+/// The index of a set, and its digests.
+typedef struct set_index {
+    const char *text; ///< NULL: no set
+    size_t size_bytes;
+    chunk_digests *chunks;
+} set_index;
+
+static fst_status digest_index(const fsti_digest_kind *kind, set_index *index, fst_error *error) {
+    if (index->text == NULL) return FST_OK;
+    FST_TRY(fsti_chunk_digests_open(kind, index->size_bytes, &index->chunks, error));
+    return fsti_chunk_digests_put(index->chunks, 0, index->text, index->size_bytes, error);
+}
+
+static fst_status make_text(const fst_writer *writer, const set_index *index, char **text,
+                            size_t *size, fst_error *error) {
+    size_t count = writer->file_count + (index->text == NULL ? 0u : 1u);
+    fsti_manifest_file *rows = fsti_alloc_zeroed(count, sizeof *rows);
+    if (rows == NULL) return fsti_error_memory(error, count * sizeof *rows);
+    for (uint32_t f = 0; f < writer->file_count; f++) rows[f] = make_row(writer, f);
+    if (index->text != NULL) {
+        const char *name = fsti_path_name(writer->published[writer->file_count]);
+        rows[count - 1] = (fsti_manifest_file){.name = name,
+                                               .name_size = strlen(name),
+                                               .size_bytes = index->size_bytes,
+                                               .digests = fsti_chunk_digests_list(index->chunks)};
+    }
+    qsort(rows, count, sizeof *rows, compare_rows);
+    fsti_manifest_draft draft = {.kind = writer->manifest.kind,
+                                 .chunk_bytes = SAVE_CHUNK_BYTES,
+                                 .files = rows,
+                                 .file_count = count};
+    fst_status status = fsti_manifest_write(&draft, text, size, error);
+    fsti_free(rows);
+    return status;
+}
+
+fst_status fsti_save_manifest_write(fst_writer *writer, const char *index_text, size_t index_bytes,
+                                    fst_error *error) {
+    save_manifest *manifest = &writer->manifest;
+    set_index index = {.text = index_text, .size_bytes = index_bytes};
+    char *text = NULL;
+    size_t size = 0;
+    bool durable = writer->options.promise == FST_SAVE_DURABLE;
+    fst_status status = digest_index(manifest->kind, &index, error);
+    if (status == FST_OK) status = make_text(writer, &index, &text, &size, error);
+    if (status == FST_OK)
+        status = fsti_output_open(&manifest->target, size, durable, &manifest->output, error);
+    if (status == FST_OK) status = fsti_output_write(manifest->output, text, size, 0, error);
+    if (status == FST_OK && durable) status = fsti_writer_sync(writer, manifest->output, error);
+    fsti_chunk_digests_close(index.chunks);
+    fsti_free(text);
+    return status;
+}
+
+// ---- names ----
+
+/// Whether a manifest lies there. What nobody lets us see is an error, while nothing has changed.
+static fst_status look_at(const char *path, bool *is_manifest, fst_error *error) {
+    char word[sizeof FIRST_WORD];
+    *is_manifest = false;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) {
+        bool is_none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENXIO ||
+                       errno == ENAMETOOLONG;
+        return is_none ? FST_OK
+                       : fsti_error_errno(error, errno, path, "looking at the old manifest");
+    }
+    ssize_t got = read(fd, word, sizeof word - 1);
+    *is_manifest = got == (ssize_t)sizeof word - 1 && memcmp(word, FIRST_WORD, (size_t)got) == 0;
+    close(fd);
+    return FST_OK;
+}
+
+/// Takes the file away, `path` being from fsti_alloc, if it is a manifest.
+static fst_status add_aside(fst_writer *writer, char *path, fst_error *error) {
+    bool is_manifest = false;
+    if (path == NULL) return fsti_error_memory(error, 64);
+    fst_status status = look_at(path, &is_manifest, error);
+    if (status == FST_OK && is_manifest)
+        status = fsti_journal_add_path(&writer->journal, STEP_ASIDE, path, error);
+    fsti_free(path);
+    return status;
+}
+
+static fst_status add_sync(fst_writer *writer, const char *folder, fst_error *error) {
+    if (writer->options.promise != FST_SAVE_DURABLE) return FST_OK;
+    return fsti_journal_add_path(&writer->journal, STEP_SYNC, folder, error);
+}
+
+fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
+    const save_manifest *manifest = &writer->manifest;
+    size_t before = writer->journal.count;
+    for (uint32_t f = 0; f <= writer->file_count; f++) {
+        const char *path = writer->published[f];
+        if (path == NULL) continue;
+        FST_TRY(add_aside(writer, join(NULL, path, FILE_ENDING), error));
+        // A link that was followed: the file may be known by its own name as well.
+        if (f < writer->file_count && strcmp(path, writer->files[f].target.path) != 0)
+            FST_TRY(
+                add_aside(writer, join(NULL, writer->files[f].target.path, FILE_ENDING), error));
+    }
+    if (writer->folder != NULL)
+        FST_TRY(add_aside(writer, join(writer->folder, FOLDER_NAME, ""), error));
+    // Taking away what is gone by then does nothing.
+    if (manifest->kind != NULL)
+        FST_TRY(add_aside(writer, join(NULL, manifest->target.path, ""), error));
+    if (writer->journal.count == before) return FST_OK;
+    return add_sync(writer, writer->files[0].target.folder, error);
+}
+
+fst_status fsti_save_manifest_place(fst_writer *writer, fst_error *error) {
+    const save_manifest *manifest = &writer->manifest;
+    if (manifest->output == NULL) return FST_OK;
+    FST_TRY(fsti_journal_add(&writer->journal, STEP_PLACE, manifest->output, error));
+    return add_sync(writer, manifest->target.folder, error);
+}
+
+bool fsti_save_manifest_is_own(const fst_writer *writer, const fsti_leftover *leftover) {
+    char *usual = usual_path(writer);
+    const char *own = writer->manifest.target.path;
+    bool is_own = (usual != NULL && fsti_leftover_is_of(leftover, fsti_path_name(usual))) ||
+                  (own != NULL && fsti_leftover_is_of(leftover, fsti_path_name(own)));
+    fsti_free(usual);
+    return is_own;
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Manifests that saves make: the very text that fst_manifest_write() makes of the result, without
+/// a look at the file; and what becomes of manifests that a save makes untrue.
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "save_fixture.h"
+#include "verify_fixture.h"
+
+#define TENSORS 6u
+#define TENSOR_BYTES ((uint64_t)1700003)
+
+static const char *const names[TENSORS] = {"a", "b", "c", "d", "e", "f"};
+
+/// Tensors of fixture_byte(), each at its place in `data`, spread over so many files.
+static void describe(fst_save_tensor *tensors, uint8_t *data, uint32_t file_count) {
+    static const uint64_t shape[] = {TENSOR_BYTES};
+    for (uint32_t i = 0; i < TENSORS; i++) {
+        tensors[i] = save_tensor_of(names[i], FST_DTYPE_U8, shape, data + i * TENSOR_BYTES);
+        tensors[i].file_index = file_count > 0 ? i % file_count : 0;
+    }
+}
+
+static uint8_t *make_data(void) {
+    uint8_t *data = malloc(TENSORS * TENSOR_BYTES);
+    if (data == NULL) abort();
+    for (uint64_t i = 0; i < TENSORS * TENSOR_BYTES; i++) data[i] = fixture_byte(i);
+    return data;
+}
+
+static char *read_all(const char *path, size_t *size) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0) return NULL;
+    char *bytes = malloc((size_t)info.st_size + 1);
+    *size = (size_t)info.st_size;
+    if (bytes == NULL || read(fd, bytes, *size) != (ssize_t)*size) abort();
+    close(fd);
+    return bytes;
+}
+
+/// Whether the manifest is the text that fst_manifest_write() makes of the model, and a verified
+/// load takes the model.
+static int is_right(const char *model, const char *manifest, fst_digest digest) {
+    char again[4200];
+    size_t sizes[2] = {0, 0};
+    fst_error error;
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    options.digest = digest;
+    snprintf(again, sizeof again, "%s.again", manifest);
+    if (fst_manifest_write(model, again, &options, NULL, &error) != FST_OK) return 0;
+    char *texts[2] = {read_all(manifest, &sizes[0]), read_all(again, &sizes[1])};
+    int same = texts[0] != NULL && texts[1] != NULL && sizes[0] == sizes[1] &&
+               memcmp(texts[0], texts[1], sizes[0]) == 0;
+    free(texts[0]);
+    free(texts[1]);
+    unlink(again);
+    int count = 0;
+    if (fst_manifest_check(model, manifest, count_difference, &count, NULL, &error) != FST_OK)
+        return 0;
+    fst_open_options opening = FST_STRUCT_INIT(fst_open_options);
+    fst_model *opened;
+    opening.manifest = manifest;
+    if (fst_model_open(model, &opening, &opened, &error) != FST_OK) return 0;
+    fst_loader *loader;
+    size_t loaded = 0;
+    if (fst_loader_open(opened, NULL, &loader, &error) == FST_OK) {
+        for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, &error) == FST_OK; loaded++)
+            fst_tensor_unref(tensor);
+        fst_loader_close(loader);
+    }
+    fst_model_close(opened);
+    return same && loaded == TENSORS;
+}
+
+static const char *manifest_of(const char *path) {
+    static char text[4200];
+    snprintf(text, sizeof text, "%s.manifest", path);
+    return text;
+}
+
+TEST(a_save_makes_the_manifest_without_reading)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_error error = {0};
+    const char *path = fixture_path("saved.safetensors");
+    describe(tensors, data, 0);
+    for (int way = 0; way < FST_DIGEST_COUNT * FST_SAVE_PROMISE_COUNT * 2; way++) {
+        fst_save_options options = save_options_of();
+        fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+        options.digest = (fst_digest)(way % FST_DIGEST_COUNT);
+        options.promise = (fst_save_promise)(way / FST_DIGEST_COUNT % 2);
+        options.alignment_bytes = way / FST_DIGEST_COUNT / 2 == 0 ? 0 : 4096; // fillers, too
+        options.manifest = "";
+        fst_status status = fst_save(path, tensors, TENSORS, &options, &stats, &error);
+        if (status == FST_E_UNSUPPORTED && options.digest == FST_DIGEST_SHA256) continue;
+        CHECK_INT(status, FST_OK);
+        CHECK_INT(stats.bytes_hashed, size_of(path));
+        CHECK_INT(stats.bytes_read, 0);
+        CHECK(is_right(path, manifest_of(path), options.digest));
+    }
+    free(data);
+}
+
+TEST(a_manifest_comes_where_it_is_asked_for)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_save_options options = save_options_of();
+    fst_error error;
+    char path[4096], other[4200], taken[4096];
+    describe(tensors, data, 0);
+    snprintf(path, sizeof path, "%s", fixture_path("plain.safetensors"));
+    CHECK_INT(mkdir(fixture_path("elsewhere"), 0700), 0);
+    snprintf(other, sizeof other, "%s/my.manifest", fixture_path("elsewhere"));
+    options.manifest = other;
+    CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
+    CHECK(is_right(path, other, FST_DIGEST_XXH3_128));
+    CHECK(access(manifest_of(path), F_OK) != 0);
+    // Not in place of the model, by whatever way there.
+    snprintf(taken, sizeof taken, "%s", fixture_path("elsewhere/../plain.safetensors"));
+    options.manifest = taken;
+    CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "place of the model");
+    CHECK(is_right(path, other, FST_DIGEST_XXH3_128));
+    free(data);
+}
+
+/// Writes every tensor in pieces, in order or backwards.
+static fst_status stream(fst_writer *writer, const uint8_t *data, uint64_t piece, int backwards,
+                         fst_error *error) {
+    uint64_t count = (TENSOR_BYTES + piece - 1) / piece;
+    for (size_t t = 0; t < TENSORS; t++)
+        for (uint64_t i = 0; i < count; i++) {
+            uint64_t at = (backwards ? count - 1 - i : i) * piece;
+            uint64_t size = piece < TENSOR_BYTES - at ? piece : TENSOR_BYTES - at;
+            fst_status status =
+                fst_writer_write(writer, t, at, data + t * TENSOR_BYTES + at, size, error);
+            if (status != FST_OK) return status;
+        }
+    return FST_OK;
+}
+
+TEST(what_streams_in_order_is_digested_as_it_passes)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_error error = {0};
+    const char *path = fixture_path("streamed.safetensors");
+    static const uint64_t pieces[] = {1000, 300000, 700001, TENSOR_BYTES};
+    describe(tensors, data, 0);
+    for (size_t i = 0; i < TENSORS; i++) tensors[i].data = NULL;
+    for (int way = 0; way < 4 * FST_SAVE_PROMISE_COUNT * 2; way++) {
+        int backwards = way / 8;
+        fst_save_options options = save_options_of();
+        fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+        fst_writer *writer;
+        options.promise = (fst_save_promise)(way / 4 % 2);
+        options.manifest = "";
+        CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_OK);
+        CHECK_INT(stream(writer, data, pieces[way % 4], backwards, &error), FST_OK);
+        CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+        CHECK_INT(fst_writer_stats_get(writer, &stats, &error), FST_OK);
+        fst_writer_close(writer);
+        if (!backwards) CHECK_INT(stats.bytes_read, 0);
+        if (backwards && pieces[way % 4] < TENSOR_BYTES) CHECK(stats.bytes_read > 0);
+        CHECK_INT(stats.bytes_hashed, size_of(path));
+        CHECK(is_right(path, manifest_of(path), FST_DIGEST_XXH3_128));
+    }
+    free(data);
+}
+
+TEST(what_is_filled_in_place_is_read_once_and_counted)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_save_options options = save_options_of();
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    fst_writer *writer;
+    fst_error error;
+    void *place;
+    const char *path = fixture_path("mapped.safetensors");
+    describe(tensors, data, 0);
+    tensors[2].data = NULL;
+    options.manifest = "";
+    options.digest = FST_DIGEST_BLAKE3;
+    CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_map(writer, 2, &place, &error), FST_OK);
+    memcpy(place, data + 2 * TENSOR_BYTES, TENSOR_BYTES);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+    CHECK_INT(fst_writer_stats_get(writer, &stats, &error), FST_OK);
+    fst_writer_close(writer);
+    CHECK(stats.bytes_read >= TENSOR_BYTES && stats.bytes_read <= TENSOR_BYTES + 2 * CHUNK);
+    CHECK(is_right(path, manifest_of(path), FST_DIGEST_BLAKE3));
+    free(data);
+}
+
+TEST(a_set_gets_the_manifest_of_its_folder)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_error error = {0};
+    char folder[4096], manifest[4200];
+    snprintf(folder, sizeof folder, "%s", fixture_path("set"));
+    snprintf(manifest, sizeof manifest, "%s/model.manifest", folder);
+    static const uint32_t counts[] = {3, 2, 1, 1, 4};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        fst_save_options options = save_options_of();
+        fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+        options.file_count = counts[i];
+        options.manifest = "";
+        options.promise = (fst_save_promise)(i % 2);
+        describe(tensors, data, counts[i]);
+        CHECK_INT(fst_save(folder, tensors, TENSORS, &options, &stats, &error), FST_OK);
+        CHECK_INT(stats.bytes_read, 0);
+        CHECK(is_right(folder, manifest, FST_DIGEST_XXH3_128));
+        CHECK_INT(save_entry_count("set"), counts[i] == 1 ? 2 : (int)counts[i] + 2);
+    }
+    // Without one the old is taken away: nobody is told that the new model is damaged.
+    fst_save_options options = save_options_of();
+    options.file_count = 4;
+    CHECK_INT(fst_save(folder, tensors, TENSORS, &options, NULL, &error), FST_OK);
+    CHECK(access(manifest, F_OK) != 0);
+    free(data);
+}
+
+TEST(a_compressed_file_is_read_once_more)
+{
+    fst_save_tensor tensors[TENSORS];
+    fst_save_options options = save_options_of();
+    fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
+    fst_error error;
+    const char *path = fixture_path("packed.safetensors");
+    static const uint64_t shape[] = {TENSOR_BYTES / 4};
+    uint8_t *data = make_data();
+    for (uint64_t i = 0; i < TENSOR_BYTES; i++) // numbers of one size
+        if (i % 4 > 1) data[i] = 0x3f;
+    for (uint32_t i = 0; i < TENSORS; i++)
+        tensors[i] = save_tensor_of(names[i], FST_DTYPE_F32, shape, data);
+    options.compress = FST_COMPRESS_ALL;
+    options.manifest = "";
+    fst_status status = fst_save(path, tensors, TENSORS, &options, &stats, &error);
+    free(data);
+    if (status == FST_E_UNSUPPORTED) SKIP("no libzstd");
+    CHECK_INT(status, FST_OK);
+    CHECK(stats.bytes_total < TENSORS * TENSOR_BYTES * 9 / 10);
+    CHECK_INT(stats.bytes_read, size_of(path));
+    CHECK(is_right(path, manifest_of(path), FST_DIGEST_XXH3_128));
+}
+
+TEST(a_manifest_that_became_untrue_goes_with_the_old_model)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_save_options options = save_options_of();
+    fst_error error;
+    char path[4096], link[4096];
+    snprintf(path, sizeof path, "%s", fixture_path("stale.safetensors"));
+    snprintf(link, sizeof link, "%s", fixture_path("link.safetensors"));
+    describe(tensors, data, 0);
+    CHECK_INT(symlink("stale.safetensors", link), 0);
+    for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++) {
+        options.promise = (fst_save_promise)promise;
+        options.manifest = "";
+        CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
+        CHECK(is_right(path, manifest_of(path), FST_DIGEST_XXH3_128));
+        options.manifest = NULL;
+        // By a link, too: the file is known by its own name as well.
+        CHECK_INT(fst_save(promise == 0 ? path : link, tensors, TENSORS, &options, NULL, &error),
+                  FST_OK);
+        CHECK(access(manifest_of(path), F_OK) != 0);
+    }
+    // An edit makes it untrue as well.
+    options.manifest = "";
+    CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
+    fst_edit_options edit = FST_STRUCT_INIT(fst_edit_options);
+    edit.clear_metadata = 1;
+    CHECK_INT(fst_header_edit(path, NULL, &edit, NULL, &error), FST_OK);
+    CHECK(access(manifest_of(path), F_OK) != 0);
+    // What only has the name is somebody's.
+    CHECK(fixture_file("stale.safetensors.manifest", "my list", 7) != NULL);
+    options.manifest = NULL;
+    CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
+    CHECK(save_file_holds("stale.safetensors.manifest", "my list", 7));
+    CHECK_INT(save_hidden_count("."), 0);
+    free(data);
+}
+
+TEST(what_others_write_or_publish_is_refused)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_save_options options = save_options_of();
+    fst_writer *writer;
+    fst_error error;
+    const char *path = fixture_path("shared.safetensors");
+    describe(tensors, data, 0);
+    options.manifest = "";
+    CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_hand_over(writer, &error), FST_E_UNSUPPORTED);
+    fst_writer_close(writer);
+    options.others_write = 1;
+    CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error),
+              FST_E_UNSUPPORTED);
+    options.others_write = 0;
+    options.digest = (fst_digest)FST_DIGEST_COUNT;
+    CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_E_ARGUMENT);
+    CHECK_INT(save_hidden_count("."), 0);
+    free(data);
+}
