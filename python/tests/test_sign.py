@@ -295,3 +295,45 @@ def test_only_a_good_bundle_is_kept(settled: pathlib.Path, tmp_path: pathlib.Pat
     assert done.returncode == 1 and "signature is not good" in done.stderr, done
     assert run("sign", "--key", private, "--keep", "nowhere", settled).returncode == 2
     assert bundle.read_bytes() == before
+
+
+def test_trees_without_end(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Links that lead to folders above make a small tree an endless one: an error, and soon."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    bundle = tmp_path / "kept.sig"
+    assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
+    (folder / "below" / "up").symlink_to(folder)
+    for ask in (("sign", "--key", private, folder),
+                ("verify", "--signature", bundle, "--key", public, folder)):
+        done = run(*ask)
+        assert done.returncode not in (0, 1) and done.stderr != "", done
+    for number in range(4):  # each level four times as wide as the one above
+        (folder / "below" / f"again {number}").symlink_to(folder)
+    done = run("sign", "--key", private, folder)
+    assert done.returncode not in (0, 1) and done.stderr != "", done
+
+
+def test_where_signature_and_key_are(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Paths from the current folder, through links, and ones that are not there."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    assert run("sign", "--key", private, folder).returncode == 0
+    linked = tmp_path / "linked"
+    linked.symlink_to(folder)
+    for place in (folder / "model.sig", linked / "model.sig", folder / "below/../model.sig"):
+        done = run("verify", "--signature", place, "--key", public, folder)
+        assert done.returncode == 0, done
+        assert run("verify", "--signature", place, "--key", public, linked).returncode == 0
+        signed = SignedBy(public, place)
+        assert fast_torch.load_file(folder / "model.safetensors", verify=signed)["a"][7] == 7
+        assert fast_torch.load_file(linked / "model.safetensors", verify=signed)["a"][7] == 7
+    before = os.getcwd()
+    try:
+        os.chdir(folder)
+        assert run("verify", "--signature", "model.sig", "--key", public, ".").returncode == 0
+        assert fast_torch.load_file("model.safetensors", verify=SignedBy(public))["a"][7] == 7
+    finally:
+        os.chdir(before)
+    done = run("verify", "--signature", tmp_path / "none.sig", "--key", public, folder)
+    assert done.returncode == 2 and "none.sig" in done.stderr, done
+    done = run("verify", "--signature", folder / "model.sig", "--key", "none.pub", folder)
+    assert done.returncode == 2 and "none.pub" in done.stderr, done

@@ -99,11 +99,12 @@ fst_status fsti_key_hint(const fsti_key *key, char *hint, fst_error *error) {
 fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_bytes,
                          fsti_octets *signature, fst_error *error) {
     const crypto_library *crypto = key->crypto;
-    void *context = crypto->EVP_MD_CTX_new();
     signature->size = SIGNATURE_BYTES_MAX;
     signature->bytes = fsti_alloc(SIGNATURE_BYTES_MAX);
+    if (signature->bytes == NULL) return fsti_error_memory(error, SIGNATURE_BYTES_MAX);
+    void *context = crypto->EVP_MD_CTX_new();
     bool good =
-        context != NULL && signature->bytes != NULL &&
+        context != NULL &&
         crypto->EVP_DigestSignInit(context, NULL, key->kind, NULL, key->key) == 1 &&
         crypto->EVP_DigestSign(context, signature->bytes, &signature->size, bytes, size_bytes) == 1;
     if (context != NULL) crypto->EVP_MD_CTX_free(context);

@@ -2,6 +2,7 @@
 /// The files of a model's folder: those of the model, and what lies beside them.
 #include "folder_files.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,8 +50,11 @@ static fst_status push_entry(void *context, const fsti_folder_entry *entry, fst_
     folder_files *out = context;
     struct stat info;
     if (entry->name[0] == '.' || is_made(entry->name)) return FST_OK;
-    bool is_file = fstatat(entry->folder_fd, entry->name, &info, 0) == 0 && S_ISREG(info.st_mode);
-    return is_file ? push_name(out, entry->name, error) : FST_OK;
+    if (fstatat(entry->folder_fd, entry->name, &info, 0) == 0)
+        return S_ISREG(info.st_mode) ? push_name(out, entry->name, error) : FST_OK;
+    // A link that leads nowhere is no file; of anything else that may be one nothing is left out.
+    if (errno == ENOENT || errno == ELOOP) return FST_OK;
+    return fsti_error_errno(error, errno, entry->name, "looking at the file");
 }
 
 static fst_status list_entries(folder_files *out, fst_error *error) {

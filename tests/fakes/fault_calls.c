@@ -81,6 +81,9 @@ WRAP(ssize_t, pwrite64, (int fd, const void *data, size_t size, off_t at), (fd, 
 WRAP(int, fstat64, (int fd, struct stat *info), (fd, info), EIO)
 WRAP(int, stat64, (const char *path, struct stat *info), (path, info), EACCES)
 WRAP(int, lstat64, (const char *path, struct stat *info), (path, info), EIO)
+WRAP(int, fstatat64, (int folder, const char *path, struct stat *info, int flags),
+     (folder, path, info, flags), EIO)
+WRAP(ssize_t, write, (int fd, const void *data, size_t size), (fd, data, size), ENOSPC, EINTR)
 WRAP(int, access, (const char *path, int mode), (path, mode), EIO)
 WRAP(int, faccessat, (int folder, const char *path, int mode, int flags),
      (folder, path, mode, flags), EACCES)
