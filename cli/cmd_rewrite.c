@@ -13,6 +13,7 @@
 #define GLOB_COUNT_MAX 256
 
 static const char *const compressions[] = {"float", "all", NULL};
+static const char *const digests[] = {"xxh3-128", "blake3", "sha256", NULL};
 
 typedef struct rewrite_request {
     const cli_command *command;
@@ -66,6 +67,10 @@ static int take(void *context, int key, cli_value value) {
         return EXIT_GOOD;
     case 'y': plan->by_layer = true; return EXIT_GOOD;
     case 'k': plan->save.compress = (fst_compress)(value.word + 1); return EXIT_GOOD;
+    case 'm':
+        plan->save.manifest = ""; // where loads look for it
+        plan->save.digest = (fst_digest)value.word;
+        return EXIT_GOOD;
     case 'u': request->decompress = true; return EXIT_GOOD;
     case 'q': plan->save.promise = FST_SAVE_QUICK; return EXIT_GOOD;
     case 'd': plan->dry_run = true; return EXIT_GOOD;
@@ -101,6 +106,20 @@ static int check_packing(const rewrite_request *request, bool is_torch_file) {
     if (request->decompress && has_more)
         return cli_usage(name, "--decompress gives the file as it was: no other option goes with "
                                "it but --quick (without it any rewrite is plain)");
+    return EXIT_GOOD;
+}
+
+/// A manifest is made by the save that writes a file beside which it is to lie.
+static int check_manifest(const rewrite_request *request, bool is_torch_file) {
+    const rewrite_plan *plan = &request->plan;
+    if (plan->save.manifest == NULL) return EXIT_GOOD;
+    if (cli_is_output(plan->target) || plan->dry_run)
+        return cli_usage(request->command->name,
+                         "--manifest takes no standard output or --dry-run");
+    if (is_torch_file || request->decompress || plan->save.compress != FST_COMPRESS_NONE)
+        return cli_usage(request->command->name,
+                         "--manifest takes no torch file, --compress or --decompress: let 'hash "
+                         "--manifest' make it of the result");
     return EXIT_GOOD;
 }
 
@@ -164,6 +183,7 @@ static int run(const cli_command *command, char **argv) {
     request.plan.globs = request.globs;
     bool is_torch_file = command == &convert_command && cli_is_torch_file(request.sources[0]);
     if ((code = check_packing(&request, is_torch_file)) != EXIT_GOOD) return code;
+    if ((code = check_manifest(&request, is_torch_file)) != EXIT_GOOD) return code;
     if (is_torch_file && request.open_flags != 0)
         return cli_usage("convert", "--lenient is for safetensors files");
     if (is_torch_file) return cli_convert_torch_file(request.sources[0], &request.plan);
@@ -194,6 +214,8 @@ static const cli_option options[] = {
      "compress tensors of floats, or all, without loss (needs libzstd); every reader opens the "
      "file, this library shows it as it was",
      ~(unsigned)RESCUE},
+    {'m', "manifest", "[=ALGORITHM]", digests,
+     "make a manifest of what is written, for verified loads, in the same pass (xxh3-128)", 0},
     {'u', "decompress", NULL, NULL, "write the file that a compressed one was made from", CONVERT},
     CLI_LENIENT_OPTION(~(unsigned)RESCUE),
     {'o', "order", "ORDER", cli_order_words,

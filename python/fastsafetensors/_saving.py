@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from ._core import Writer
@@ -63,6 +64,21 @@ def compress_word(compress: bool | str) -> str:
     if isinstance(compress, str):
         return compress
     return "float" if compress else "none"
+
+
+_ALGORITHMS = {"xxh3": "xxh3-128", "xxh3-128": "xxh3-128", "blake3": "blake3", "sha256": "sha256"}
+
+
+def manifest_options(manifest: bool | Path) -> dict[str, Any]:
+    """What a front's argument ``manifest`` is in Writer's: a place and an algorithm."""
+    if isinstance(manifest, bool):
+        return {"manifest": b""} if manifest else {}
+    if isinstance(manifest, str) and manifest in _ALGORITHMS:
+        return {"manifest": b"", "digest": _ALGORITHMS[manifest]}
+    path = os.fsencode(manifest)
+    if not path:
+        raise ValueError("manifest: True, the name of an algorithm, or a path")
+    return {"manifest": path}
 
 
 def parse_size(size: int | str) -> int:

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 from ._core import Model, SafetensorError, assign_shards
 from ._load import load_from
 from ._progress import Progress
-from ._saving import check_names, compress_word, parse_size, save_rows, ties_of, with_ties
+from ._saving import (
+    check_names,
+    compress_word,
+    manifest_options,
+    parse_size,
+    save_rows,
+    ties_of,
+    with_ties,
+)
 from ._verify import open_files
 
 if TYPE_CHECKING:
@@ -157,6 +165,7 @@ def save_safetensors_sharded(
     progress: Progress | None = None,
     filename_pattern: str = "model{suffix}.safetensors",
     compress: bool | str = False,
+    manifest: bool | _Path_ = False,
 ) -> str:
     """Save tensors as Hugging Face's libraries do: numbered files and their index.
 
@@ -177,6 +186,7 @@ def save_safetensors_sharded(
         filename_pattern: of the files' names, {suffix} being the number
             ("diffusion_pytorch_model.fp16{suffix}.safetensors").
         compress: as in fastsafetensors.torch.save_file; max_shard_size counts bytes before that.
+        manifest: as in fastsafetensors.torch.save_file, of the set: model.manifest in the folder.
 
     Returns:
         The path of the index, or of the one file.
@@ -208,6 +218,7 @@ def save_safetensors_sharded(
         progress=progress,
         owners=owners,
         compress=compress_word(compress),
+        **manifest_options(manifest),
     )
     return str(paths[-1])
 

@@ -13,7 +13,7 @@ from ._load import load_bytes, load_paths
 from ._numpy_installed import numpy as _np
 from ._open import check_backend, check_path
 from ._progress import Progress
-from ._saving import check_names, compress_word, save_rows
+from ._saving import check_names, compress_word, manifest_options, save_rows
 from ._types import Path, Paths
 from ._verify import Verify
 
@@ -217,6 +217,7 @@ def save_file(
     engine: str = "auto",
     progress: Progress | None = None,
     compress: bool | str = False,
+    manifest: bool | Path = False,
 ) -> None:
     """Save arrays to a file; everything as in fastsafetensors.torch.save_file.
 
@@ -236,6 +237,10 @@ def save_file(
             something; "all": integers, too. This package loads such a file as it was; other
             readers open it and see U8 vectors of reserved names. It needs libzstd, and free space
             for the plain file as well while it is written.
+        manifest: True: a manifest of the file is made of the bytes as they are written, and comes
+            with it, as FILE.manifest: verify=True finds it. "blake3" or "sha256": the same by that
+            algorithm, against forgery as well; else its path. Without one a manifest of the old
+            file, which it does not fit any more, goes with that.
 
     Raises:
         SafetensorError: dtypes that the format lacks; what the system refuses (an OSError as well).
@@ -252,6 +257,7 @@ def save_file(
         progress=progress,
         owners=owners,
         compress=compress_word(compress),
+        **manifest_options(manifest),
     )
 
 

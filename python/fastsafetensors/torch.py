@@ -15,7 +15,7 @@ from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress
 from ._request import choose_names
-from ._saving import compress_word, save_rows
+from ._saving import compress_word, manifest_options, save_rows
 from ._tensor_memory import find_tied, storage_ptr, storage_size
 from ._torch_state import check_tensors, make_rows, plain
 from ._torch_tensors import export, load_meta
@@ -204,6 +204,7 @@ def save_file(
     engine: str = "auto",
     progress: Progress | None = None,
     compress: bool | str = False,
+    manifest: bool | Path = False,
 ) -> None:
     """Save tensors to a file.
 
@@ -228,6 +229,10 @@ def save_file(
             something; "all": integers, too. This package loads such a file as it was; other
             readers open it and see U8 vectors of reserved names. It needs libzstd, and free space
             for the plain file as well while it is written.
+        manifest: True: a manifest of the file is made of the bytes as they are written, and comes
+            with it, as FILE.manifest: verify=True finds it. "blake3" or "sha256": the same by that
+            algorithm, against forgery as well; else its path. Without one a manifest of the old
+            file, which it does not fit any more, goes with that.
 
     Raises:
         ValueError: what is no dense, packed tensor.
@@ -247,6 +252,7 @@ def save_file(
         progress=progress,
         owners=owners,
         compress=compress_word(compress),
+        **manifest_options(manifest),
     )
 
 
@@ -279,6 +285,7 @@ def save_model(
     force_contiguous: bool = True,
     *,
     durable: bool = False,
+    manifest: bool | Path = False,
 ) -> None:
     """Save a module's parameters and buffers, each shared tensor once.
 
@@ -291,6 +298,7 @@ def save_model(
         metadata: text only.
         force_contiguous: pack tensors that are not; else they are a ValueError.
         durable: wait until file and folder are on the device.
+        manifest: as in save_file.
 
     Raises:
         RuntimeError: tensors that share memory of which none holds all; others as in save_file.
@@ -305,4 +313,4 @@ def save_model(
     kept_tensors = {name: tensor for name, tensor in state.items() if name not in tied}
     if force_contiguous:
         kept_tensors = {name: plain(tensor) for name, tensor in kept_tensors.items()}
-    save_file(kept_tensors, filename, metadata, durable=durable)
+    save_file(kept_tensors, filename, metadata, durable=durable, manifest=manifest)

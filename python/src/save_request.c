@@ -196,33 +196,45 @@ static int read_compress(const char *compress, fst_save_options *options) {
     return at >= 0;
 }
 
+/// `manifest`: bytes of a path, which the arguments keep; b"" for the usual place.
+static int read_manifest(PyObject *manifest, const char *digest, fst_save_options *options) {
+    static const char *const words[] = {"xxh3-128", "blake3", "sha256"};
+    if (manifest == Py_None) return 1;
+    int at = fstpy_find_word(digest, words, FST_DIGEST_COUNT, "digest");
+    if (at < 0) return 0;
+    options->digest = (fst_digest)at;
+    options->manifest = PyBytes_AsString(manifest);
+    return options->manifest != NULL;
+}
+
 int fstpy_save_request_read(const module_state *state, PyObject *args, PyObject *kwargs,
                             save_arguments *arguments, save_request *request) {
-    static char *names[] = {"path",          "tensors",      "metadata",   "promise",
-                            "order",         "engine",       "alignment",  "header_alignment",
-                            "metadata_last", "file_of",      "file_count", "stem",
-                            "threads",       "progress",     "owners",     "joins",
-                            "others_write",  "replace_link", "compress",   NULL};
-    PyObject *metadata = Py_None, *file_of = Py_None;
-    const char *promise = "quick", *order = "reference", *engine = "auto",
-               *compress = "none";
+    static char *names[] = {
+        "path",      "tensors",          "metadata",      "promise", "order",        "engine",
+        "alignment", "header_alignment", "metadata_last", "file_of", "file_count",   "stem",
+        "threads",   "progress",         "owners",        "joins",   "others_write", "replace_link",
+        "compress",  "manifest",         "digest",        NULL};
+    PyObject *metadata = Py_None, *file_of = Py_None, *manifest = Py_None;
+    const char *promise = "quick", *order = "reference", *engine = "auto", *compress = "none",
+               *digest = "xxh3-128";
     fst_save_options *options = &request->options;
     unsigned long long alignment = 0, header_alignment = 0;
     unsigned file_count = 0, threads = 0;
     *arguments = (save_arguments){Py_None, NULL, Py_None, Py_None};
     options->struct_size = sizeof *options;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OO!|O$sssKKpOIzIOOppps:save", names, &arguments->path, &PyList_Type,
+            args, kwargs, "OO!|O$sssKKpOIzIOOpppsOs:save", names, &arguments->path, &PyList_Type,
             &arguments->rows, &metadata, &promise, &order, &engine, &alignment, &header_alignment,
             &options->metadata_last, &file_of, &file_count, &options->stem, &threads,
             &arguments->progress, &arguments->owners, &request->joins, &options->others_write,
-            &options->replace_link, &compress))
+            &options->replace_link, &compress, &manifest, &digest))
         return 0;
     options->alignment_bytes = alignment;
     options->header_alignment_bytes = header_alignment;
     options->file_count = file_count;
     options->thread_count = threads;
     return read_words(promise, order, engine, options) && read_compress(compress, options) &&
+           read_manifest(manifest, digest, options) &&
            read_tensors(state, arguments->rows, request) && read_metadata(metadata, request) &&
            read_files(file_of, request);
 }

@@ -271,12 +271,12 @@ static PyObject *writer_stats(PyObject *self, PyObject *none) {
     end_use(self);
     if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
 #define NUMBER(name) #name, (unsigned long long)s.name
-    return Py_BuildValue("{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "engine",
-                         s.engine, "reason", s.reason, NUMBER(file_count), NUMBER(tensor_count),
-                         NUMBER(padding_count), NUMBER(bytes_total), NUMBER(bytes_written),
-                         NUMBER(bytes_direct), NUMBER(bytes_staged), NUMBER(write_count),
-                         NUMBER(sync_count), NUMBER(stage_bytes), NUMBER(total_ns),
-                         NUMBER(sync_ns));
+    return Py_BuildValue(
+        "{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "engine", s.engine,
+        "reason", s.reason, NUMBER(file_count), NUMBER(tensor_count), NUMBER(padding_count),
+        NUMBER(bytes_total), NUMBER(bytes_written), NUMBER(bytes_direct), NUMBER(bytes_staged),
+        NUMBER(write_count), NUMBER(sync_count), NUMBER(stage_bytes), NUMBER(total_ns),
+        NUMBER(sync_ns), NUMBER(bytes_hashed), NUMBER(bytes_read));
 #undef NUMBER
 }
 

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests that saves make: the text that `hash --manifest` makes of the result."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fastsafetensors.numpy as fst_numpy
+from fastsafetensors import check_manifest, load_file, write_manifest
+
+torch = pytest.importorskip("torch")
+
+import fastsafetensors.torch as fst_torch
+from fastsafetensors import fast_loading
+from fastsafetensors._core import Writer
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command that the package brings."""
+    words = [sys.executable, "-m", "fastsafetensors", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def is_right(model: pathlib.Path, manifest: pathlib.Path, algorithm: str = "xxh3-128") -> bool:
+    """Whether the manifest is the one of this very model, and all of the model is as it says."""
+    again = manifest.parent / "again.manifest"
+    write_manifest(model, again, algorithm=algorithm)
+    same = again.read_bytes() == manifest.read_bytes()
+    again.unlink()
+    return same and not check_manifest(model, manifest)
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {f"layer.{i}": torch.randn(700, 1001) for i in range(3)}
+
+
+def by_torch(path: pathlib.Path, **options: object) -> None:
+    fst_torch.save_file(weights(), path, **options)
+
+
+def by_numpy(path: pathlib.Path, **options: object) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in weights().items()}
+    fst_numpy.save_file(arrays, path, **options)
+
+
+def by_model(path: pathlib.Path, **options: object) -> None:
+    fst_torch.save_model(torch.nn.Linear(600, 700), path, **options)
+
+
+@pytest.mark.parametrize("save", [by_torch, by_numpy, by_model])
+def test_every_front_makes_it(save, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "model.safetensors"
+    beside = tmp_path / "model.safetensors.manifest"
+    for value, algorithm in ((True, "xxh3-128"), ("xxh3", "xxh3-128"), ("blake3", "blake3")):
+        save(path, manifest=value, durable=value is True)
+        assert is_right(path, beside, algorithm)
+        load_file(path, verify=True)
+    save(path)
+    assert not beside.exists()  # it was the old file's
+    with pytest.raises(FileNotFoundError, match="nothing to verify"):
+        load_file(path, verify=True)
+    save(path, manifest=tmp_path / "mine.manifest")
+    assert is_right(path, tmp_path / "mine.manifest") and not beside.exists()
+    assert sorted(os.listdir(tmp_path)) == ["mine.manifest", "model.safetensors"]
+
+
+def test_a_set_gets_one(tmp_path: pathlib.Path) -> None:
+    state = weights()
+    index = fast_loading.save_safetensors_sharded(state, tmp_path, "3MB", manifest="blake3")
+    assert index.endswith(".json")
+    assert is_right(tmp_path, tmp_path / "model.manifest", "blake3")
+    fast_loading.save_safetensors_sharded(state, tmp_path, "3MB")
+    assert not (tmp_path / "model.manifest").exists()
+
+
+def test_what_is_no_manifest_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(ValueError, match="manifest"):
+        by_torch(path, manifest="")
+    with pytest.raises(TypeError):
+        by_torch(path, manifest=5)
+    by_torch(path)
+    with pytest.raises(ValueError, match="place of the model"):
+        by_torch(path, manifest=path)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_nothing_is_read_for_it(tmp_path: pathlib.Path) -> None:
+    array = np.arange(1 << 20, dtype=np.float32)
+    rows = [("a", "F32", array.shape, array.ctypes.data, array.nbytes)]
+    writer = Writer(tmp_path / "model.safetensors", rows, owners=array, manifest=b"")
+    writer.commit()
+    stats = writer.stats()
+    writer.close()
+    assert stats["bytes_hashed"] == stats["bytes_total"] > array.nbytes
+    assert stats["bytes_read"] == 0
+
+
+def test_the_command(tmp_path: pathlib.Path) -> None:
+    source, target = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
+    folder = tmp_path / "set"
+    by_torch(source)
+    assert command("convert", "--manifest", "--dtype", "BF16", source, target).returncode == 0
+    assert is_right(target, tmp_path / "other.safetensors.manifest")
+    assert command("split", "--manifest=sha256", "--count", 2, source, folder).returncode == 0
+    assert is_right(folder, folder / "model.manifest", "sha256")
+    assert command("merge", "--manifest=blake3", folder, target).returncode == 0
+    assert is_right(target, tmp_path / "other.safetensors.manifest", "blake3")
+    assert command("verify", "--manifest", target).returncode == 0
+    assert command("convert", source, target).returncode == 0
+    assert not (tmp_path / "other.safetensors.manifest").exists()
+    for more in (["--compress"], ["--decompress"], ["--dry-run"]):
+        answer = command("convert", "--manifest", *more, source, target)
+        assert answer.returncode == 3 and "--manifest takes no" in answer.stderr
+    assert command("convert", "--manifest=md5", source, target).returncode == 3
