@@ -24,7 +24,7 @@ typedef struct fst_model fst_model;
 #define FST_OPEN_LENIENT 1u
 
 /// Accept a file that ends before its data does, as an interrupted download: the model has the
-/// tensors whose bytes are all there, and no others.
+/// tensors whose bytes are all there, and no others. Not of compressed files: FST_E_UNSUPPORTED.
 #define FST_OPEN_CUT 2u
 
 /// Hold all bytes that are loaded against the digests that lie beside the model: a file's in

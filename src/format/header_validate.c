@@ -94,10 +94,11 @@ fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rul
                               covered, data_bytes);
     if (rules->cut) return FST_OK;
     size_t whole_count = fsti_header_whole_count(header, data_bytes);
+    bool can_rescue = whole_count > 0 && !fsti_packed_is(header);
     return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, place,
                           "MetadataIncompleteBuffer: the file is cut off: %" PRIu64 " of %" PRIu64
                           " bytes are missing, %zu of %zu tensors are whole%s",
                           covered - data_bytes, header->data_begin + covered, whole_count,
                           header->tensor_count,
-                          whole_count > 0 ? " ('fastsafetensors rescue' writes these)" : "");
+                          can_rescue ? " ('fastsafetensors rescue' writes these)" : "");
 }

@@ -63,6 +63,7 @@ typedef struct fsti_packed_source {
     uint64_t file_size;
     const char *path; ///< for messages
     uint64_t hash_key;
+    bool cut; ///< tensors at the file's end may be missing: then it is refused in other words
 } fsti_packed_source;
 
 /// Validates a directory: `byte_count` bytes, the whole entry, from fsti_alloc, and taken over,

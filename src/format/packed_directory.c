@@ -234,6 +234,9 @@ static fst_status read_entries(packed_parse *parse) {
     packed->chunks = fsti_alloc_zeroed((size_t)parse->chunk_count, sizeof *packed->chunks);
     if (packed->tensors == NULL || packed->chunks == NULL)
         return fsti_error_memory(parse->error, parse->chunk_count * sizeof *packed->chunks);
+    if (parse->source->cut && stored->tensor_count - 1 < count)
+        return refuse(parse, NULL, FST_E_UNSUPPORTED,
+                      "it is cut off, and what is left of a compressed file can't be told apart");
     if (stored->tensor_count - 1 != count || parse->tensor_count > count)
         return refuse(parse, NULL, FST_E_CORRUPT, "it has another number of tensors");
     for (size_t i = 0; i < count; i++) {
@@ -258,8 +261,8 @@ fst_status fsti_packed_parse(char *bytes, size_t byte_count, const fsti_packed_s
                           .entry_bytes = byte_count,
                           .error = error};
     fst_status status = read_head(&parse);
-    if (status == FST_OK) status = read_original(&parse);
-    if (status == FST_OK) status = read_entries(&parse);
+    if (status == FST_OK && out->original != NULL) status = read_original(&parse);
+    if (status == FST_OK && out->header != NULL) status = read_entries(&parse);
     if (status != FST_OK) fsti_packed_clear(out);
     return status;
 }

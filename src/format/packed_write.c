@@ -31,7 +31,7 @@ void fsti_packed_put(const fsti_packed_draft *draft, unsigned char *target) {
                     draft->mark_count * FSTI_PACKED_CHUNK_BYTES + draft->original_bytes;
     unsigned char *at = target + 8;
     memset(target, 0, (size_t)draft->entry_bytes);
-    memcpy(target, FSTI_PACKED_MAGIC, 8);
+    for (int i = 0; i < 8; i++) target[i] = (unsigned char)FSTI_PACKED_MAGIC[i];
     at = put_number(at, FSTI_PACKED_VERSION, 4);
     at = put_number(at, 0, 4);
     at = put_number(at, used, 8);

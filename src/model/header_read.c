@@ -126,7 +126,7 @@ fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_
     fsti_file *stored = out->file; // which lives as long as what is made of it
     bool is_packed =
         status == FST_OK && (flags & FST_OPEN_STORED) == 0 && fsti_packed_is(out->header);
-    if (is_packed) status = fsti_packed_file_open(model, out, error);
+    if (is_packed) status = fsti_packed_file_open(model, out, flags, error);
     if (out->file != NULL) out->header_reads = fsti_file_read_count(stored);
     if (status == FST_OK) return FST_OK;
     if (is_packed) {

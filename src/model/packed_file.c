@@ -24,9 +24,14 @@ typedef struct packed_file {
     fsti_file *stored;
     fsti_packed packed;
     fsti_digest_list digests; ///< of the stored bytes; kind is NULL when there are none
-    pthread_mutex_t lock;     ///< for rooms
-    packed_room *rooms;       ///< that nobody uses now
+    packed_room *rooms;       ///< that nobody uses now; under rooms_lock
 } packed_file;
+
+/// For the rooms of all files: held for a few steps, and of the process, so that the child of a
+/// fork() finds it free whatever the parent's threads were reading.
+static pthread_mutex_t rooms_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t rooms_once = PTHREAD_ONCE_INIT;
+static void register_rooms(void) { fsti_fork_lock(&rooms_lock); }
 
 /// A read on its way.
 typedef struct packed_read {
@@ -51,19 +56,18 @@ static void release_file(void *context) {
         free_room(room);
     }
     fsti_packed_clear(&file->packed);
-    pthread_mutex_destroy(&file->lock);
     fsti_free(file);
 }
 
 /// Room for a read that begins in `chunk`: what holds that already, else any, else a new one.
 static packed_room *take_room(packed_file *file, uint64_t chunk) {
-    pthread_mutex_lock(&file->lock);
+    pthread_mutex_lock(&rooms_lock);
     packed_room **link = &file->rooms;
     for (packed_room **at = link; *at != NULL; at = &(*at)->next)
         if ((*at)->tail_chunk == chunk) link = at;
     packed_room *room = *link;
     if (room != NULL) *link = room->next;
-    pthread_mutex_unlock(&file->lock);
+    pthread_mutex_unlock(&rooms_lock);
     if (room != NULL) return room;
     room = fsti_alloc_zeroed(1, sizeof *room);
     if (room != NULL) room->tail_chunk = NO_CHUNK;
@@ -71,14 +75,14 @@ static packed_room *take_room(packed_file *file, uint64_t chunk) {
 }
 
 static void give_room(packed_file *file, packed_room *room) {
-    pthread_mutex_lock(&file->lock);
+    pthread_mutex_lock(&rooms_lock);
     room->next = file->rooms;
     file->rooms = room;
-    pthread_mutex_unlock(&file->lock);
+    pthread_mutex_unlock(&rooms_lock);
 }
 
 static fst_status grow_stored(packed_room *room, uint64_t size, fst_error *error) {
-    if (size <= room->stored_capacity) return FST_OK;
+    if (room->stored != NULL && size <= room->stored_capacity) return FST_OK;
     fsti_free(room->stored);
     room->stored_capacity = 0;
     room->stored = fsti_alloc((size_t)size);
@@ -202,6 +206,22 @@ static uint64_t chunk_end(const fsti_packed_chunk *chunk) {
     return chunk->begin + chunk->stored_bytes;
 }
 
+/// What fills a tensor's entry behind its last chunk is zero.
+static fst_status check_filling(const packed_read *read, const packed_part *part,
+                                const char *filling, uint64_t size) {
+    const fsti_packed *packed = &read->file->packed;
+    const fsti_tensor *original = &packed->header->tensors[part->index];
+    fsti_error_place place = {.file = fsti_file_path(read->file->stored),
+                              .tensor = fsti_header_name(packed->header, original),
+                              .tensor_size = original->name_size,
+                              .byte_offset = packed->tensors[part->index].stored_end - size};
+    for (uint64_t i = 0; i < size; i++, place.byte_offset++)
+        if (filling[i] != 0)
+            return fsti_error_set(read->error, FST_E_CORRUPT, place,
+                                  "a compressed tensor is damaged: its end is not zero");
+    return FST_OK;
+}
+
 static fst_status read_packed(const packed_read *read, const packed_part *part) {
     const fsti_packed_tensor *tensor = &read->file->packed.tensors[part->index];
     const fsti_packed_chunk *chunks = read->file->packed.chunks + tensor->chunk_first;
@@ -214,7 +234,10 @@ static fst_status read_packed(const packed_read *read, const packed_part *part) 
         uint64_t until = next + 1, begin = chunks[next].begin;
         const char *stored;
         while (until < end && chunk_end(&chunks[until]) - begin <= GROUP_BYTES) until++;
-        FST_TRY(read_stored(read, begin, chunk_end(&chunks[until - 1]), &stored));
+        uint64_t data_end = chunk_end(&chunks[until - 1]);
+        uint64_t stored_end = until == tensor->chunk_count ? tensor->stored_end : data_end;
+        FST_TRY(read_stored(read, begin, stored_end, &stored));
+        FST_TRY(check_filling(read, part, stored + (data_end - begin), stored_end - data_end));
         for (; next < until; next++)
             FST_TRY(place_chunk(read, part, next, stored + (chunks[next].begin - begin)));
     }
@@ -324,30 +347,32 @@ static fst_status read_directory(const packed_read *read, const fsti_header *hea
     return FST_OK;
 }
 
-static fst_status parse_file(packed_file *file, const fst_model *model, const fsti_header *header,
+static fst_status parse_file(packed_file *file, const fsti_packed_source *source,
                              fst_error *error) {
     packed_room room = {.tail_chunk = NO_CHUNK};
     fsti_io_op op = {.file = file->stored};
     packed_read read = {.file = file, .room = &room, .op = &op, .error = error};
-    fsti_packed_source source = {.header = header,
-                                 .file_size = fsti_file_size(file->stored),
-                                 .path = fsti_file_path(file->stored),
-                                 .hash_key = model->hash_key};
     char *bytes = NULL;
     size_t byte_count = 0;
-    fst_status status = read_directory(&read, header, &bytes, &byte_count);
+    fst_status status = read_directory(&read, source->header, &bytes, &byte_count);
     fsti_free(room.stored);
     FST_TRY(status);
-    return fsti_packed_parse(bytes, byte_count, &source, &file->packed, error);
+    return fsti_packed_parse(bytes, byte_count, source, &file->packed, error);
 }
 
-fst_status fsti_packed_file_open(const fst_model *model, model_file *target, fst_error *error) {
+fst_status fsti_packed_file_open(const fst_model *model, model_file *target, uint32_t flags,
+                                 fst_error *error) {
     packed_file *file = fsti_alloc_zeroed(1, sizeof *file);
     if (file == NULL) return fsti_error_memory(error, sizeof *file);
-    pthread_mutex_init(&file->lock, NULL);
+    pthread_once(&rooms_once, register_rooms);
     file->stored = target->file;
     file->digests = target->digests;
-    fst_status status = parse_file(file, model, target->header, error);
+    fsti_packed_source source = {.header = target->header,
+                                 .file_size = fsti_file_size(file->stored),
+                                 .path = fsti_file_path(file->stored),
+                                 .hash_key = model->hash_key,
+                                 .cut = (flags & FST_OPEN_CUT) != 0};
+    fst_status status = parse_file(file, &source, error);
     if (status != FST_OK) {
         release_file(file);
         return status;

@@ -3,6 +3,7 @@
 /// directory, which are written last; what does not shrink follows as it is.
 #include "pack_job.h"
 
+#include <errno.h>
 #include <string.h>
 
 /// A tensor is packed if that saves so many bytes and one of 33, 3 %.
@@ -92,7 +93,13 @@ static fst_status make_room(pack_job *job) {
     job->at = job->header_bytes + job->entry_bytes;
     // Packed entries are filled up.
     uint64_t fillings = job->item_count * FSTI_PACKED_ALIGNMENT;
-    return fsti_output_reserve(job->output, job->at + job->true_bytes + fillings, job->error);
+    uint64_t most = job->at + job->true_bytes + fillings;
+    // A disk without room for that much may have enough for what comes of it: writing tells.
+    fst_error cause;
+    fst_status status = fsti_output_reserve(job->output, most, &cause);
+    if (status == FST_E_NO_SPACE && cause.os_errno == ENOSPC) return FST_OK;
+    if (status != FST_OK && job->error != NULL) *job->error = cause;
+    return status;
 }
 
 /// Takes the chunks of an item and writes them; *stored: their bytes.

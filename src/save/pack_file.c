@@ -91,8 +91,8 @@ static fst_status refuse(const char *path, const char *why, fst_error *error) {
     return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
 }
 
-/// A save of the file's bytes, by whatever way: packed where `header` is given.
-static fst_status write_file(const model_file *file, const fsti_header *header, const char *target,
+/// A save of the model's only file's bytes, by whatever way: packed where `header` is given.
+static fst_status write_file(const fst_model *model, const fsti_header *header, const char *target,
                              const fst_pack_options *options, fst_save_stats *stats,
                              fst_error *error) {
     fst_save_options save = {.struct_size = sizeof save,
@@ -103,14 +103,14 @@ static fst_status write_file(const model_file *file, const fsti_header *header, 
                              .progress_context = options->progress_context};
     save_request request = {.path = target,
                             .options = &save,
-                            .origin = file->file,
+                            .origin = model->files[0].file,
                             .origin_header = header,
                             .is_whole = true};
     fst_writer *writer;
     FST_TRY(fsti_writer_begin(&request, &writer, error));
     fst_status status = fsti_writer_commit(writer, error);
     if (status == FST_OK) status = fsti_writer_stats(writer, stats, error);
-    if (status == FST_OK) stats->tensor_count = file->header->tensor_count;
+    if (status == FST_OK) stats->tensor_count = model->tensor_count;
     fsti_writer_close(writer);
     return status;
 }
@@ -126,7 +126,7 @@ fst_status fsti_file_compress(const char *path, const char *target, const fst_pa
     else if (fsti_packed_is(file->header))
         status = refuse(path, "it is compressed already", error);
     else
-        status = write_file(file, file->header, target, options, stats, error);
+        status = write_file(model, file->header, target, options, stats, error);
     fsti_model_unref(model);
     return status;
 }
@@ -143,7 +143,7 @@ fst_status fsti_file_decompress(const char *path, const char *target,
     else if (file->packed == NULL)
         status = refuse(path, "it is not compressed", error);
     else
-        status = write_file(file, NULL, target, options, stats, error);
+        status = write_file(model, NULL, target, options, stats, error);
     fsti_model_unref(model);
     return status;
 }

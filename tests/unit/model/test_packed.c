@@ -464,6 +464,63 @@ TEST(no_allocation_that_fails_leaves_anything_behind)
     free(file.bytes);
 }
 
+/// Bytes between a tensor's last chunk and the next entry are zero, or the file is damaged.
+TEST(an_entry_that_does_not_end_in_zeros_is_told)
+{
+    fst_error error = {.status = FST_OK};
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    if (make_packed() == NULL) return;
+    file_bytes plain = read_bytes(make_plain()), file = read_bytes(make_packed());
+    file.bytes[file.size] = '\0';
+    const packed_places places = find_places(&file);
+    size_t filled = 0;
+    // The end of each packed entry in the header: "data_offsets":[begin,end]
+    for (char *at = (char *)file.bytes + 8; (at = strstr(at, "\"__packed__.")) != NULL; at++) {
+        const char *comma = strchr(strstr(at, "\"data_offsets\":["), ',');
+        unsigned char *last = file.bytes + places.data_begin + strtoull(comma + 1, NULL, 10) - 1;
+        if (*last != 0) continue;
+        *last = 1;
+        fst_status status = open_bytes(&file, &model, &error);
+        CHECK_INT(status, FST_OK);
+        CHECK_INT(load_and_compare(model, &options, &plain, &error), FST_E_CORRUPT);
+        CHECK_CONTAINS(error.message, "its end is not zero");
+        CHECK(error.tensor[0] != '\0');
+        // Where the last chunk fills the entry, the zeros are its own.
+        filled += error.byte_offset == (uint64_t)(last - file.bytes);
+        fst_model_close(model);
+        *last = 0;
+    }
+    CHECK(filled > 3);
+    free(plain.bytes);
+    free(file.bytes);
+}
+
+/// One that was cut off can't be rescued: it is said, and not advised either.
+TEST(a_file_that_was_cut_off_is_told)
+{
+    fst_error error = {.status = FST_OK};
+    fst_open_options options = FST_STRUCT_INIT(fst_open_options);
+    fst_model *model;
+    if (make_packed() == NULL) return;
+    file_bytes file = read_bytes(make_packed());
+    file.size -= 10;
+    CHECK_INT(open_bytes(&file, &model, &error), FST_E_METADATA_INCOMPLETE_BUFFER);
+    CHECK(strstr(error.message, "rescue") == NULL);
+    options.flags = FST_OPEN_CUT;
+    fst_source source = FST_STRUCT_INIT(fst_source);
+    source.data = file.bytes;
+    source.size_bytes = file.size;
+    CHECK_INT(fst_model_open_source(&source, &options, &model, &error), FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "cut off");
+    // Before its directory's end there is nothing to be told.
+    source.size_bytes = find_places(&file).records;
+    CHECK_INT(fst_model_open_source(&source, &options, &model, &error), FST_OK);
+    CHECK_INT(fst_model_tensor_count(model), 0);
+    fst_model_close(model);
+    free(file.bytes);
+}
+
 /// What can't be compressed stays as it is: the target is the source, byte for byte.
 TEST(what_saves_nothing_is_copied)
 {
