@@ -6,9 +6,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "codec/codec.h"
+
 #define TENSOR_COUNT 4u
-/// Enough for blocks that an edit can share.
-#define TENSOR_BYTES 2048u
+/// Enough for blocks that an edit can share, and to be compressed.
+#define TENSOR_BYTES 8192u
 
 /// Edits the file, whose metadata is to hold `value`.
 static fst_status edit_model(const char *path, char value, fst_save_promise promise,
@@ -101,6 +103,24 @@ static fst_status save_parts(const char *folder, const fst_save_tensor *tensors,
     return status;
 }
 
+static fst_status compress_model(const char *path, fst_save_promise promise, fst_error *error) {
+    char source[600];
+    fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
+    options.compress = FST_COMPRESS_ALL;
+    options.promise = promise;
+    options.thread_count = 1;
+    snprintf(source, sizeof source, "%.*s/" SOURCE, (int)(strrchr(path, '/') - path), path);
+    return fst_file_compress(source, path, &options, NULL, error);
+}
+
+bool can_save(uint32_t file_count) {
+    fsti_decoder *decoder;
+    if (file_count == EDIT || (file_count & (PACKED | COPY)) == 0) return true;
+    if (fsti_decoder_open(&decoder, NULL) != FST_OK) return false;
+    fsti_decoder_close(decoder);
+    return true;
+}
+
 bool is_file(uint32_t files) { return files == EDIT || FILE_COUNT(files) == 0; }
 
 fst_status save_model(const char *path, uint32_t file_count, char value, fst_save_promise promise,
@@ -120,11 +140,13 @@ fst_status save_model(const char *path, uint32_t file_count, char value, fst_sav
                               .data = data,
                               .file_index = is_file(file_count) ? 0 : i % FILE_COUNT(file_count)};
     if (file_count == EDIT) return edit_model(path, value, promise, error);
+    if ((file_count & COPY) != 0) return compress_model(path, promise, error);
     fst_save_options options = FST_STRUCT_INIT(fst_save_options);
     options.promise = promise;
     options.file_count = FILE_COUNT(file_count);
     options.thread_count = 1; // calls come in the same order every time
     if ((file_count & MANIFEST) != 0) options.manifest = "";
+    if ((file_count & PACKED) != 0) options.compress = FST_COMPRESS_ALL;
     if ((file_count & PARTS) != 0) return save_parts(path, tensors, &options, error);
     if ((file_count & (RANKS | RANKS_NO_INDEX)) != 0)
         return save_ranks(path, tensors, &options, (file_count & RANKS_NO_INDEX) != 0, error);

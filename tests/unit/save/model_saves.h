@@ -17,6 +17,11 @@
 #define PARTS 0x4000u
 /// With a number of files: and a manifest.
 #define MANIFEST 0x8000u
+/// With a number of files: they are compressed. COPY: the file SOURCE is compressed.
+#define PACKED 0x10000u
+#define COPY 0x20000u
+/// From the folder of the target.
+#define SOURCE "../source"
 #define FILE_COUNT(files) ((files) & 0xfffu)
 
 enum { NO_MODEL = 0, NOT_WHOLE = -1, OLD_MODEL = 'o', NEW_MODEL = 'n' };
@@ -26,6 +31,8 @@ bool is_file(uint32_t files);
 /// Saves tensors that hold `value`: to a file (0 files), or a folder of so many.
 fst_status save_model(const char *path, uint32_t file_count, char value, fst_save_promise promise,
                       fst_error *error);
+/// Whether such a save can be tried here: compressing needs libzstd.
+bool can_save(uint32_t file_count);
 /// The model that a path leads to.
 int model_at(const char *path);
 /// Whether the model at a path has a manifest (0: no) that fits it; -1: one that does not.
