@@ -214,7 +214,7 @@ static const cli_option options[] = {
      "compress tensors of floats, or all, without loss (needs libzstd); every reader opens the "
      "file, this library shows it as it was",
      ~(unsigned)RESCUE},
-    {'m', "manifest", "[=ALGORITHM]", digests,
+    {'m', "manifest", "[=WHICH]", digests,
      "make a manifest of what is written, for verified loads, in the same pass (xxh3-128)", 0},
     {'u', "decompress", NULL, NULL, "write the file that a compressed one was made from", CONVERT},
     CLI_LENIENT_OPTION(~(unsigned)RESCUE),

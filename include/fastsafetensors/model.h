@@ -59,25 +59,25 @@ typedef struct fst_tensor_info {
     const uint64_t *shape; ///< rank numbers, elements; not NULL
     uint64_t element_count;
     uint64_t size_bytes;
-    uint32_t file_index;  ///< which file holds it
-    uint64_t file_offset; ///< where its bytes begin, counted from the first byte of the file; of a
-                          ///< compressed file: of the one that it was made from
+    uint32_t file_index;   ///< which file holds it
+    uint64_t file_offset;  ///< where its bytes begin, counted from the first byte of the file; of a
+                           ///< compressed file: of the one that it was made from
     uint64_t stored_bytes; ///< that it takes in the file: other than size_bytes where compressed
     uint64_t reserved[3];
 } fst_tensor_info;
 
 typedef struct fst_file_info {
-    const char *path;      ///< as it was opened; belongs to the model
-    uint64_t size_bytes;   ///< of the whole file; of a compressed one: when it is decompressed
-    uint64_t header_bytes; ///< bytes before the first byte of tensor data
-    size_t tensor_count;   ///< in the file's header
-    size_t metadata_count; ///< entries of __metadata__
-    int has_metadata;      ///< 1 when the file has a __metadata__ object, even an empty one
-    uint32_t header_reads; ///< read calls that the header took
-    uint64_t table_bytes;  ///< memory of the parsed header, the header's own bytes included
-    size_t filler_count;   ///< of its tensors, those that only fill alignment
-    uint64_t stored_bytes; ///< of the whole file as it lies there: other than size_bytes where
-                           ///< compressed
+    const char *path;        ///< as it was opened; belongs to the model
+    uint64_t size_bytes;     ///< of the whole file; of a compressed one: when it is decompressed
+    uint64_t header_bytes;   ///< bytes before the first byte of tensor data
+    size_t tensor_count;     ///< in the file's header
+    size_t metadata_count;   ///< entries of __metadata__
+    int has_metadata;        ///< 1 when the file has a __metadata__ object, even an empty one
+    uint32_t header_reads;   ///< read calls that the header took
+    uint64_t table_bytes;    ///< memory of the parsed header, the header's own bytes included
+    size_t filler_count;     ///< of its tensors, those that only fill alignment
+    uint64_t stored_bytes;   ///< of the whole file as it lies there: other than size_bytes where
+                             ///< compressed
     size_t compressed_count; ///< of its tensors, those that are compressed
     uint64_t reserved[3];
 } fst_file_info;

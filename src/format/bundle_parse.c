@@ -201,7 +201,8 @@ static void take_stamp(const char *text, size_t size, fsti_signed_file *file) {
     const char *cursor = text, *end = text + size;
     uint64_t numbers[4];
     for (size_t i = 0; i < 4; i++) {
-        if (i > 0 && (cursor == end || *cursor++ != ' ')) return;
+        if (i > 0 && (cursor == end || *cursor != ' ')) return;
+        if (i > 0) cursor++;
         if (!take_number(&cursor, end, &numbers[i])) return;
     }
     if (cursor != end) return;

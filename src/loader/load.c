@@ -119,17 +119,17 @@ static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wan
                              fsti_plan *out, fst_error *error) {
     const fst_load_options *options = &loader->options;
     uint64_t gap = loader->tuning.coalesce_gap_bytes;
-    fsti_plan_rules rules = {
-        .order = options->order,
-        .batch_bytes_max = batch_limit(loader),
-        .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
-                              : gap == UINT64_MAX ? 0
-                                                  : gap,
-        .chunk_bytes_max = loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
-        .to_device = loader->device != NULL,
-        .is_view = loader->mode == FST_MODE_MAP,
-        .verify_bytes = verify_bytes(loader),
-        .file_bytes = loader->file_bytes};
+    fsti_plan_rules rules = {.order = options->order,
+                             .batch_bytes_max = batch_limit(loader),
+                             .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
+                                                   : gap == UINT64_MAX ? 0
+                                                                       : gap,
+                             .chunk_bytes_max =
+                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
+                             .to_device = loader->device != NULL,
+                             .is_view = loader->mode == FST_MODE_MAP,
+                             .verify_bytes = verify_bytes(loader),
+                             .file_bytes = loader->file_bytes};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 

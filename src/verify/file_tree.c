@@ -136,7 +136,10 @@ fst_status fsti_file_tree_push(file_tree *tree, const char *name, fst_error *err
 fst_status fsti_file_tree_begin(const char *folder, file_tree *out, fst_error *error) {
     size_t size = strlen(folder);
     *out = (file_tree){.folder = join(folder, size > 0 && folder[size - 1] != '/' ? "/" : "", "")};
-    if (out->folder == NULL) return fsti_error_memory(error, size);
+    if (out->folder == NULL) {
+        (void)fsti_error_memory(error, size);
+        return FST_E_NO_MEMORY; // spelled out, for readers that are programs
+    }
     clock_gettime(CLOCK_REALTIME, &out->begun);
     return FST_OK;
 }

@@ -6,7 +6,6 @@
 #include "base/base.h"
 
 /// Puts a text at `path`, all of it or nothing, on the disk when it returns.
-fst_status fsti_text_place(const char *path, const char *bytes, size_t size,
-                           fst_error *error);
+fst_status fsti_text_place(const char *path, const char *bytes, size_t size, fst_error *error);
 
 #endif
