@@ -4,15 +4,18 @@
 import ctypes
 import hashlib
 import json
+import os
 import pathlib
 import shutil
 import struct
 import subprocess
 import sys
+import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import fake_gpu  # noqa: E402
 import numpy as np  # noqa: E402
 import safetensors.torch as stock  # noqa: E402
 
@@ -237,3 +240,82 @@ for work in (lambda: fst_numpy.load_file({pair[1]!r}),
     ).stdout
     assert out.startswith("bools 5"), out
     assert out.count("libzstd") >= 2, out
+
+
+def listed(path: pathlib.Path) -> None:
+    """Write the manifest of the file's folder."""
+    done = command("hash", "--manifest", str(path.parent))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_manifest_of_the_stored_file_is_held_against_stored_bytes(tmp_path, pair):
+    """Right bytes load; any flipped one is refused, whether in header, directory or chunks."""
+    path = tmp_path / "model.safetensors"
+    shutil.copyfile(pair[1], path)
+    listed(path)
+    assert same(fst_torch.load_file(str(path), verify=True), weights())
+    data = path.read_bytes()
+    for at in [3, 90, len(data) - 1, *range(700, len(data), len(data) // 40)]:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        with pytest.raises(SafetensorError, match="digest|manifest"):
+            fst_torch.load_file(str(path), verify=True)
+
+
+def test_a_manifest_of_the_original_refuses_the_compressed_file(tmp_path, pair):
+    """Other bytes, another size: and the reverse."""
+    path = tmp_path / "model.safetensors"
+    for one, other in (pair, reversed(pair)):
+        shutil.copyfile(one, path)
+        listed(path)
+        shutil.copyfile(other, path)
+        with pytest.raises(SafetensorError, match="size is not what the manifest says"):
+            fst_torch.load_file(str(path), verify=True)
+
+
+def test_a_cut_file_is_not_rescued_and_nobody_advises_it(tmp_path, pair):
+    """The command says why, and writes nothing."""
+    path, out = tmp_path / "cut.safetensors", tmp_path / "out.safetensors"
+    path.write_bytes(pathlib.Path(pair[1]).read_bytes()[:-100])
+    told = command("verify", str(path))
+    assert told.returncode == 1 and "fastsafetensors rescue" not in told.stdout + told.stderr
+    told = command("rescue", str(path), str(out))
+    assert told.returncode != 0 and "cut off" in told.stdout + told.stderr and not out.exists()
+
+
+def test_many_threads_and_a_forked_child_read_one_open_file(pair):
+    """Each gets its own rows."""
+    whole = weights()["layer.0.weight"]
+    wrong = []
+    with safe_open(pair[1], "pt") as file:
+
+        def read(number: int) -> None:
+            for turn in range(8):
+                row = (number * 37 + turn * 211) % 1400
+                if not torch.equal(
+                    file.get_slice("layer.0.weight")[row : row + 50], whole[row : row + 50]
+                ):
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(64)]
+        for thread in threads:
+            thread.start()
+        child = os.fork()
+        if child == 0:
+            rows = file.get_slice("layer.0.weight")[7:9]
+            os._exit(0 if bool((rows == whole[7:9]).all()) else 1)
+        for thread in threads:
+            thread.join()
+        assert os.waitpid(child, 0)[1] == 0 and not wrong
+
+
+def test_stand_in_gpus_get_the_decoded_bytes(pair):
+    """A GPU gets tensors that the processors have decoded."""
+    code = f"""
+torch = fake_gpu.give_torch_a_gpu()
+import fastsafetensors.torch as fst
+near, far = fst.load_file({pair[0]!r}), fst.load_file(path, device="cuda:0")
+raw = lambda tensor: tensor.cpu().reshape(-1).view(torch.uint8)
+same = all(torch.equal(raw(near[n]), raw(far[n])) for n in near if near[n].numel())
+print(same, sorted(near) == sorted(far), len(fake_gpu.taken) > 0)
+"""
+    assert fake_gpu.run(code, path=pair[1]).split() == ["True"] * 3
