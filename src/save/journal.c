@@ -171,7 +171,9 @@ static void run_from_turn(save_journal *journal) {
     for (size_t i = journal->turn; i < journal->count; i++) {
         fst_error error = {0};
         journal_step *step = &journal->steps[i];
-        if (step->kind == STEP_REMOVE_LAST && !journal->is_complete) return;
+        // What hides a file that was left, and a manifest that does not list it, must not come.
+        bool needs_all = step->kind == STEP_REMOVE_LAST || step->kind == STEP_PLACE;
+        if (needs_all && !journal->is_complete) return;
         fsti_log(FST_LOG_DEBUG, "save step %zu of %zu: %s, %s", i + 1, journal->count,
                  step_names[step->kind], step_path(step));
         step->is_done = take_step(journal, i, &error) == FST_OK;

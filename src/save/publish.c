@@ -188,11 +188,12 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
-    FST_TRY(fsti_save_manifest_place(writer, error));
     FST_TRY(add_files(writer, STEP_UNNAME, error));
     if (is_single || !writer->without_index) FST_TRY(add_removals(writer, !is_single, error));
     if (is_single || (writer->without_index && !had_index))
         FST_TRY(add_removal_of_index(writer, error));
+    // Not before files are gone that it does not list.
+    FST_TRY(fsti_save_manifest_place(writer, error));
     return add_sync(writer, writer->folder, error);
 }
 

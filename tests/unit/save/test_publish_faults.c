@@ -153,6 +153,7 @@ static const save_kind kinds[] = {
     {"a set with a manifest over nothing", -1, MANIFEST | 3, NULL, 5},
     {"a set with a manifest over one with its own", MANIFEST | 3, MANIFEST | 3, NULL, 5},
     {"a set over one with a manifest", MANIFEST | 3, 3, NULL, 4},
+    {"a set with a manifest over one of more files", MANIFEST | 3, MANIFEST | 2, NULL, 4},
 };
 #define KIND_COUNT (sizeof kinds / sizeof *kinds)
 
