@@ -23,7 +23,7 @@ SITE = ROOT / "build/site"
 ROOT_PAGES = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "SUPPORT.md", "RELEASING.md")
 # The modules that programs import; what begins with "_" is not for them.
 MODULES = ("fastsafetensors", "fastsafetensors.torch", "fastsafetensors.numpy",
-           "fastsafetensors.distributed", "fastsafetensors.checkpoint",
+           "fastsafetensors.lazy", "fastsafetensors.distributed", "fastsafetensors.checkpoint",
            "fastsafetensors.integrations", "fastsafetensors.compat",
            "fastsafetensors.fast_loading")
 CONFIGURATION = """\
@@ -57,6 +57,7 @@ nav:
   - The command: command.md
   - C library: c-library.md
   - Integrations: integrations.md
+  - Inference engines: engines.md
   - GPUs: gpu.md
   - Many ranks: scaling.md
   - Troubleshooting: troubleshooting.md

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boxes of a model's tensors, read when they are asked for, and ahead of that where it is clear.
+
+What was asked of one layer is expected of the next ones: of ``layers.1.q`` the boxes that were
+taken of ``layers.0.q``. Boxes that are expected are read together, in windows ahead of the program.
+A wrong guess costs time, never a wrong byte.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._core import Loader, Model, error_class
+from ._load import open_load
+from ._torch_installed import torch
+from ._torch_state import format_box, torch_dtype, torch_shape
+from ._torch_tensors import from_bytes, make_item
+from ._view_geometry import packed_strides
+
+MEMORY_LIMIT_BYTES = 256 << 20
+# Boxes below this are copied by the thread that asks where the page cache has them.
+_SMALL_BYTES = 64 << 10
+_LAYER = re.compile(r"\.(\d+)(?=\.)")
+
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+# What was taken of a tensor of some layer: {name without its layer, dtype, shape: boxes}.
+Habits = dict[tuple[str, str, tuple[int, ...]], list[Bounds]]
+
+
+class Stored:
+    """A tensor of the files."""
+
+    __slots__ = ("name", "index", "format_dtype", "dtype", "shape", "element_bytes", "nbytes",
+                 "habit", "place", "lock", "pitches")
+
+    def __init__(self, model: Model, name: str, place: int) -> None:
+        """Look into the header; place: in the order in which the program gets the tensors."""
+        self.name, self.place = name, place
+        self.index = model.find(name)
+        self.format_dtype, shape, self.nbytes, *_ = model.info(self.index)
+        self.dtype = torch_dtype(self.format_dtype)
+        self.shape = torch_shape(self.format_dtype, shape)
+        self.element_bytes = 0 if self.dtype is None else self.dtype.itemsize
+        self.pitches = packed_strides(self.shape)
+        self.habit = (_LAYER.sub(".*", name, count=1), self.format_dtype, self.shape)
+        self.lock = threading.RLock()
+
+
+def in_layers(names: Sequence[str]) -> list[str]:
+    """Names in the order of their layers: what has none first, then layer by layer."""
+    def layer(name: str) -> int:
+        found = _LAYER.search(name)
+        return -1 if found is None else int(found.group(1))
+
+    return sorted(names, key=layer)
+
+
+class _Window:
+    """A load of boxes that are expected."""
+
+    def __init__(self, loader: Loader, first: int, end: int) -> None:
+        self.loader = loader
+        self.first, self.end = first, end  # places of the tensors
+        self.left = 0
+        self.before: _Window | None = None
+        self.is_last = True
+
+
+class LazyReads:
+    """Reads of boxes from one model, by any thread; counts what was read and what was needed."""
+
+    def __init__(
+        self, model: Model, options: dict[str, Any], *, names: Sequence[str],
+        memory_limit: int = MEMORY_LIMIT_BYTES, ahead: bool = True, habits: Habits | None = None,
+        expects: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Begin without windows.
+
+        options: of open_load(). names: in the order in which the program gets them. habits: of an
+        earlier load, gone on with. expects: whether a name will be used at all, for all it is
+        known.
+        """
+        self.model = model
+        self._options = options
+        kind, _, number = str(options.get("device", "cpu")).partition(":")
+        self.device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number))
+        self.stored = {name: Stored(model, name, at) for at, name in enumerate(names)}
+        self._order = list(self.stored.values())
+        self._limit = memory_limit
+        self._ahead = ahead
+        self._habits: Habits = {} if habits is None else habits
+        self._expects = expects
+        self._copies = (options.get("device", "cpu") == "cpu" and options.get("mode") != "load"
+                        and options.get("cache", "auto") == "auto")
+        self.bytes_needed = 0
+        self._bytes_read = 0
+        self.loads = 0
+        self.boxes_ahead = 0
+        self.forget()
+        _all.add(self)
+
+    def forget(self) -> None:
+        """Begin anew, in a forked process: the loads belong to the one that it was forked from."""
+        self._lock = threading.Lock()
+        self._expected: dict[tuple[int, Bounds], tuple[_Window, int]] = {}
+        self._window: _Window | None = None
+        for stored in self._order:
+            stored.lock = threading.RLock()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that loads have read, what lies between boxes and was guessed wrongly with them."""
+        with self._lock:
+            window, running = self._window, 0
+            while window is not None:
+                running += int(window.loader.stats()["bytes_read"])
+                window = window.before
+            return self._bytes_read + running
+
+    def read(self, stored: Stored, begin: tuple[int, ...], end: tuple[int, ...]) -> Any:
+        """Return a box as a packed torch tensor.
+
+        Raises what loads raise: the file and the tensor are named.
+        """
+        bounds = (begin, end)
+        size = stored.element_bytes
+        for first, last in zip(begin, end, strict=True):
+            size *= last - first
+        with self._lock:
+            self.bytes_needed += size
+            found = self._expected.pop((stored.place, bounds), None)
+            if found is None:
+                found = self._miss(stored, bounds, size)
+            else:
+                self._hit(found[0])
+        if found is not None:
+            try:
+                return make_item(found[0].loader, found[1])
+            except (error_class(), OSError, MemoryError):
+                self._give_up(found[0])  # it may be another tensor's; this one is read alone
+        return self._read_alone(stored, bounds, size)
+
+    def _read_alone(self, stored: Stored, bounds: Bounds, size: int) -> Any:
+        if self._copies and size <= _SMALL_BYTES:
+            key = tuple(map(slice, *bounds))
+            copied = self.model.copy_slice(stored.index, key) if key else None
+            if copied is not None:
+                tensor = from_bytes(copied[0], stored.format_dtype, copied[1])
+                if tensor is not None:
+                    with self._lock:
+                        self._bytes_read += size
+                    return tensor
+        loader = open_load(self.model, [self._item(stored, bounds)], **self._options)
+        with self._lock:
+            self.loads += 1
+        try:
+            tensor = make_item(loader, 0)
+            with self._lock:
+                self._bytes_read += int(loader.stats()["bytes_read"])
+            return tensor
+        finally:
+            loader.close()
+
+    def _item(self, stored: Stored, bounds: Bounds) -> Any:
+        if bounds[1] == stored.shape and not any(bounds[0]):
+            return stored.name
+        return (stored.name, *format_box(stored.format_dtype, *bounds))
+
+    def _miss(self, stored: Stored, bounds: Bounds, size: int) -> tuple[_Window, int] | None:
+        """Learn, and begin a window with the box if there is something to expect behind it."""
+        known = self._habits.setdefault(stored.habit, [])
+        is_new = bounds not in known
+        if is_new:
+            known.append(bounds)
+        if not self._ahead or is_new or self._is_passed(stored.place):
+            return None
+        self._open(stored.place, (stored, bounds))
+        return self._expected.pop((stored.place, bounds), None)
+
+    def _is_passed(self, place: int) -> bool:
+        """Tell whether the windows on their way go past a tensor, which was not expected then."""
+        window = self._window
+        if window is None:
+            return False
+        return (window.before or window).first <= place < window.end
+
+    def _hit(self, window: _Window) -> None:
+        """Keep one window ahead of the one that is being used."""
+        window.left -= 1
+        if window.is_last:
+            self._open(window.end, None)
+
+    def _open(self, first: int, must: tuple[Stored, Bounds] | None) -> None:
+        """Begin to read what is expected from a place on, at most half of the limit."""
+        picked = [must] if must is not None else []
+        total = 0 if must is None else self._size(*must)
+        place = first
+        while place < len(self._order):
+            boxes, size = self._expect(self._order[place], must)
+            if picked and total + size > self._limit // 2:
+                break
+            picked += boxes
+            total += size
+            place += 1
+        if self._window is not None:
+            self._window.is_last = False
+            self._drop(self._window.before)
+            self._window.before = None
+        if not picked:
+            return
+        items = [self._item(*one) for one in picked]
+        loader = open_load(self.model, items, **self._options)
+        self.loads += 1
+        self.boxes_ahead += len(picked)
+        window = _Window(loader, first, place)
+        window.before, window.left = self._window, len(picked)
+        self._window = window
+        for number, (stored, bounds) in enumerate(picked):
+            self._expected[stored.place, bounds] = (window, number)
+
+    def _size(self, stored: Stored, bounds: Bounds) -> int:
+        size = stored.element_bytes
+        for first, last in zip(*bounds, strict=True):
+            size *= last - first
+        return size
+
+    def _expect(
+        self, stored: Stored, must: tuple[Stored, Bounds] | None
+    ) -> tuple[list[tuple[Stored, Bounds]], int]:
+        """Boxes that are expected of a tensor, and their bytes."""
+        known = self._habits.get(stored.habit)
+        if not known or (self._expects is not None and not self._expects(stored.name)):
+            return [], 0
+        boxes = [(stored, bounds) for bounds in known
+                 if (stored, bounds) != must and (stored.place, bounds) not in self._expected]
+        return boxes, sum(self._size(*box) for box in boxes)
+
+    def _drop(self, window: _Window | None) -> None:
+        """Let go of what nobody has taken of a window; what is taken late is read alone."""
+        while window is not None:
+            for place, bounds in [key for key, (of, _) in self._expected.items() if of is window]:
+                del self._expected[place, bounds]
+                known = self._habits.get(self._order[place].habit, [])
+                if bounds in known:
+                    known.remove(bounds)  # it is no habit
+            self._bytes_read += int(window.loader.stats()["bytes_read"])
+            window.loader.close()
+            window = window.before
+
+    def _give_up(self, window: _Window) -> None:
+        with self._lock:
+            for key in [key for key, (of, _) in self._expected.items() if of is window]:
+                del self._expected[key]
+            window.left = 0
+
+    def close(self) -> None:
+        """Let go of what was read ahead; tensors handed out stay valid, and may still read."""
+        with self._lock:
+            self._expected.clear()
+            window, self._window = self._window, None
+            while window is not None:
+                self._bytes_read += int(window.loader.stats()["bytes_read"])
+                window.loader.close()
+                window = window.before
+
+
+# Forked processes have the objects, but neither the threads of their loads nor the locks' holders.
+_all: weakref.WeakSet[LazyReads] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for reads in list(_all):
+        reads.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

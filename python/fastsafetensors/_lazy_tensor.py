@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that read when they are used.
+
+A LazyTensor is a torch.Tensor with the shape, dtype and device of what a file has, and no memory.
+Operations that give views give another one, by arithmetic; a copy to the meta device reads nothing;
+anything else reads the smallest box that covers the view, once, and goes on with a plain tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import _view_geometry as geometry
+from ._lazy_reads import LazyReads, Stored
+from ._torch_installed import torch as _torch
+from ._view_geometry import View
+
+_Tensor = _torch.Tensor
+_plainly = _torch._C.DisableTorchFunctionSubclass
+_make = _Tensor._make_wrapper_subclass
+
+
+class LazyTensor(_torch.Tensor):  # type: ignore[misc]
+    """A view of a stored tensor that is read when it is used. Usable from several threads."""
+
+    _reads: LazyReads
+    _stored: Stored
+    _view: View
+    _data: Any  # the plain tensor, once it was read
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do it by arithmetic where it gives a view, else read first."""
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            own = args[0] if args else None
+            if isinstance(own, LazyTensor):
+                data = own._data
+                if data is not None and handler in _VIEW_MAKERS:
+                    return func(data, *args[1:], **(kwargs or {}))
+                result = handler(func, args, kwargs or {})
+                if result is not NotImplemented:
+                    return result
+        return _compute(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do what comes from torch's own code."""
+        if func in _ALIASES:
+            return _alias(args[0])
+        if func is _COPY and args[0].device.type == "meta" and isinstance(args[1], LazyTensor):
+            return func(args[0], _twin(args[1]), *args[2:], **(kwargs or {}))
+        return func(*_read_all(args), **_read_all(kwargs or {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as the plain tensor."""
+        return read(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy the bytes."""
+        return memo.setdefault(id(self), read(self).clone())
+
+
+def make_lazy(reads: LazyReads, stored: Stored) -> LazyTensor:
+    """A promise of all of a tensor, of a dtype that torch has."""
+    return _promise(reads, stored, View(stored.shape, stored.pitches, 0))
+
+
+def _promise(reads: LazyReads, stored: Stored, view: View) -> LazyTensor:
+    made: LazyTensor = _make(
+        LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
+        dtype=stored.dtype, device=reads.device,
+    )
+    made.__dict__ = {"_reads": reads, "_stored": stored, "_view": view, "_data": None}
+    return made
+
+
+def _another(own: LazyTensor, view: View) -> LazyTensor:
+    return _promise(own._reads, own._stored, view)
+
+
+def _alias(own: LazyTensor) -> LazyTensor:
+    """Another promise of the same view, on the same memory where that was read."""
+    made = _another(own, own._view)
+    made._data = own._data
+    return made
+
+
+def read(own: LazyTensor) -> Any:
+    """Return the plain tensor; it is read at the first call."""
+    if own._data is not None:
+        return own._data
+    with own._stored.lock:
+        if own._data is None:
+            own._data = _read_view(own)
+        return own._data
+
+
+def _read_view(own: LazyTensor) -> Any:
+    stored, view = own._stored, own._view
+    if 0 in view.sizes:
+        return _torch.empty(view.sizes, dtype=stored.dtype, device=own._reads.device)
+    box = geometry.cover(stored.shape, stored.pitches, view)
+    data = own._reads.read(stored, box.begin, box.end)
+    inside = box.view
+    if inside is None:
+        return data
+    return data.as_strided(inside.sizes, inside.strides, data.storage_offset() + inside.offset)
+
+
+def _read_all(thing: Any) -> Any:
+    """Replace promises by what they stand for, in arguments of any nesting."""
+    if isinstance(thing, LazyTensor):
+        return read(thing)
+    if type(thing) in (tuple, list):
+        return type(thing)([_read_all(part) for part in thing])
+    if type(thing) is dict:
+        return {key: _read_all(part) for key, part in thing.items()}
+    return thing
+
+
+def _compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function with plain tensors, but for copies to the meta device."""
+    if func is _Tensor.copy_ and len(args) == 2 and type(args[1]) is LazyTensor:
+        if not args[0].is_meta:
+            return func(args[0], read(args[1]), **kwargs)
+        with _plainly():
+            return func(*args, **kwargs)  # whoever counts copies sees it on its way
+    return func(*_read_all(args), **_read_all(kwargs))
+
+
+def _twin(own: LazyTensor) -> Any:
+    """A tensor on the meta device of the same geometry."""
+    count = 1
+    for size in own._stored.shape:
+        count *= size
+    base = _torch.empty(count, dtype=own._stored.dtype, device="meta")
+    return base.as_strided(own._view.sizes, own._view.strides, own._view.offset)
+
+
+# ---- functions that give views, by arithmetic where that is simple ----
+
+_Handler = Callable[[Any, Any, Any], Any]
+
+
+def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
+    """Let torch do it on the meta device: what it makes of the twin is made of the promise."""
+    own = args[0]
+    twin = _twin(own)
+    if any(isinstance(part, LazyTensor) for part in args[1:]):
+        args = (own, *(_twin(p) if isinstance(p, LazyTensor) else p for p in args[1:]))
+    result = func(twin, *args[1:], **kwargs)
+    is_many = isinstance(result, (tuple, list))
+    made = []
+    for part in result if is_many else (result,):
+        if not isinstance(part, _Tensor) or part.dtype != own._stored.dtype:
+            return NotImplemented
+        if part.untyped_storage()._cdata != twin.untyped_storage()._cdata:
+            return NotImplemented  # it takes a copy
+        made.append(_another(own, View(tuple(part.size()), part.stride(), part.storage_offset())))
+    return type(result)(made) if is_many else made[0]
+
+
+def _by_arithmetic(find: Callable[..., View | None]) -> _Handler:
+    """A handler of what `find` makes of a view and the other arguments; torch where it can't."""
+    def handle(func: Any, args: Any, kwargs: Any) -> Any:
+        own = args[0]
+        if not kwargs:
+            view = find(own._view, *args[1:])
+            if view is not None:
+                return _another(own, view)
+        return _ask_torch(func, args, kwargs)
+
+    return handle
+
+
+def _narrow(view: View, *args: Any) -> View | None:
+    if len(args) != 3 or any(type(number) is not int for number in args):
+        return None
+    return geometry.narrow(view, *args)
+
+
+def _select(view: View, *args: Any) -> View | None:
+    if len(args) != 2 or any(type(number) is not int for number in args):
+        return None
+    return geometry.select(view, *args)
+
+
+def _transpose(view: View, *args: Any) -> View | None:
+    if len(args) != 2 or any(type(number) is not int for number in args):
+        return None
+    return geometry.transpose(view, *args)
+
+
+def _swap_last(view: View) -> View | None:
+    return geometry.transpose(view, -1, -2) if len(view.sizes) == 2 else None
+
+
+def _unsqueeze(view: View, *args: Any) -> View | None:
+    return geometry.unsqueeze(view, args[0]) if len(args) == 1 and type(args[0]) is int else None
+
+
+def _sizes_of(args: Any) -> Any:
+    return args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+
+
+def _reshape(view: View, *args: Any) -> View | None:
+    sizes = _sizes_of(args)
+    return geometry.reshape(view, sizes) if len(sizes) else None
+
+
+def _permute(view: View, *args: Any) -> View | None:
+    return geometry.permute(view, _sizes_of(args))
+
+
+def _index(func: Any, args: Any, kwargs: Any) -> Any:
+    """What numbers, slices, None and an Ellipsis select; for all else the tensor is read."""
+    own, key = args
+    view = geometry.index(own._view, key)
+    return NotImplemented if view is None else _another(own, view)
+
+
+def _parts(func: Any, args: Any, kwargs: Any) -> Any:
+    """unbind(), and the parts that iteration gives."""
+    own = args[0]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    sizes = own._view.sizes
+    if type(dim) is not int or not -len(sizes) <= dim < len(sizes):
+        return _ask_torch(func, args, kwargs)
+    parts = [_another(own, view) for at in range(sizes[dim])
+             if (view := geometry.select(own._view, dim, at)) is not None]
+    return iter(parts) if func is _Tensor.__iter__ else tuple(parts)
+
+
+def _chunk(func: Any, args: Any, kwargs: Any) -> Any:
+    own, dim = args[0], args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    count = args[1] if len(args) > 1 else kwargs.get("chunks")
+    sizes = own._view.sizes
+    simple = type(dim) is int and type(count) is int and count > 0
+    if not simple or not -len(sizes) <= dim < len(sizes) or sizes[dim] == 0:
+        return _ask_torch(func, args, kwargs)
+    step = -(-sizes[dim] // count)
+    made = []
+    for first in range(0, sizes[dim], step):
+        view = geometry.narrow(own._view, dim, first, min(step, sizes[dim] - first))
+        if view is not None:
+            made.append(_another(own, view))
+    return tuple(made)
+
+
+def _same(func: Any, args: Any, kwargs: Any) -> Any:
+    return _alias(args[0])
+
+
+def _own_if_packed(func: Any, args: Any, kwargs: Any) -> Any:
+    if kwargs or len(args) > 1 or not geometry.is_packed(args[0]._view):
+        return NotImplemented
+    return args[0]
+
+
+def _own_if_there(func: Any, args: Any, kwargs: Any) -> Any:
+    """cpu(), float() and the like where nothing changes; to() with a dtype or a device."""
+    own = args[0]
+    kind = own._reads.device
+    if func is _Tensor.cpu:
+        return own if kind.type == "cpu" and len(args) == 1 and not kwargs else NotImplemented
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    for part in args[1:]:
+        if isinstance(part, _torch.dtype):
+            dtype = part
+        elif isinstance(part, (str, _torch.device)):
+            device = part
+        else:
+            return NotImplemented
+    if kwargs.keys() - {"device", "dtype", "non_blocking"}:
+        return NotImplemented
+    if device is not None and _torch.device(device).type == "meta":
+        return _twin(own).to("meta", dtype, copy=True)
+    if device is not None and _torch.device(device) != kind:
+        return NotImplemented
+    return own if dtype in (None, own._stored.dtype) else NotImplemented
+
+
+def _without_bytes(func: Any, args: Any, kwargs: Any) -> Any:
+    """empty_like() and the like: the elements do not matter."""
+    own = args[0]
+    return func(_twin(own), *args[1:], **{"device": own._reads.device, **kwargs})
+
+
+def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
+    with _plainly():
+        return func(*args, **kwargs)
+
+
+def _keep_gradient(func: Any, args: Any, kwargs: Any) -> Any:
+    """requires_grad_(False) of what is a Parameter; anything else reads."""
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    if wanted:
+        return NotImplemented
+    with _plainly():
+        return func(*args, **kwargs)
+
+
+def _find(names: str) -> list[Any]:
+    """torch's functions of these names: methods, module functions and getters of attributes."""
+    found = []
+    for name in names.split():
+        for home in (_Tensor, _torch):
+            thing = getattr(home, name, None)
+            if thing is not None:
+                found.append(getattr(thing, "__get__", thing) if _is_getter(thing) else thing)
+    return found
+
+
+def _is_getter(thing: Any) -> bool:
+    return type(thing).__name__ in ("getset_descriptor", "property")
+
+
+_TABLE: tuple[tuple[str, _Handler], ...] = (
+    ("narrow", _by_arithmetic(_narrow)),
+    ("select", _by_arithmetic(_select)),
+    ("transpose swapaxes swapdims", _by_arithmetic(_transpose)),
+    ("t T mT", _by_arithmetic(_swap_last)),
+    ("unsqueeze", _by_arithmetic(_unsqueeze)),
+    ("view reshape", _by_arithmetic(_reshape)),
+    ("permute", _by_arithmetic(_permute)),
+    ("__getitem__", _index),
+    ("unbind __iter__", _parts),
+    ("chunk", _chunk),
+    ("squeeze expand expand_as view_as flatten unflatten ravel movedim moveaxis split "
+     "split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold as_strided reshape_as",
+     _ask_torch),
+    ("detach data alias", _same),
+    ("contiguous", _own_if_packed),
+    ("to cpu", _own_if_there),
+    ("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full",
+     _without_bytes),
+    ("requires_grad_", _keep_gradient),
+    ("shape size stride storage_offset dim ndim ndimension dtype device layout numel nelement "
+     "is_contiguous element_size itemsize nbytes is_floating_point is_complex is_cuda is_cpu "
+     "is_meta is_sparse is_quantized is_xpu is_leaf requires_grad grad grad_fn __len__ get_device "
+     "is_signed is_inference _is_view is_nested __hash__ retains_grad is_conj is_neg names",
+     _attribute),
+)
+_HANDLERS: dict[Any, _Handler] = {
+    func: handler for names, handler in _TABLE for func in _find(names)
+}
+# Of a tensor that was read these are torch's to do.
+_VIEW_MAKERS = {
+    handler for names, handler in _TABLE
+    if handler not in (_attribute, _keep_gradient, _own_if_there, _same)
+}
+_COPY = _torch.ops.aten.copy_.default
+_ALIASES = {_torch.ops.aten.detach.default, _torch.ops.aten.alias.default}
