@@ -133,7 +133,8 @@ uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_
 void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
 void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 
-/// The page cache is to be left alone, and a chunk had to be read by way of it: drops it there.
+/// The page cache is to be left alone, and a chunk has to be read by way of it: drops it there,
+/// before it is read (part of it may be there) and when it has been.
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);
 
 /// A worker's life. `index` below lane_count: a lane.

@@ -390,6 +390,9 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     FST_TRY(lane_of_chunk(self, chunk, &lane, error));
     bool is_ring = lane->engine->is_async && !pipeline->sink->has_slots;
     pipeline->chunks[chunk].way = (uint8_t)(is_ring ? choose_way(pipeline, chunk) : FST_RING_AUTO);
+    // A page that an earlier reader's readahead has marked would start it again when it is read,
+    // megabytes beyond this chunk, whatever the file was told.
+    fsti_pipeline_clear_cache(pipeline, chunk);
     return submit_blocks(self, lane, chunk, &room, error);
 }
 
