@@ -83,8 +83,8 @@ $(VENV)/.package-ready: $(VENV)/.build-ready $(SOURCES)
 demo: all $(VENV)/.demo-ready $(VENV)/.package-ready ## load a published model from C, shell and Python, and check every byte
 	@$(BIN)/python tools/demo.py
 
-test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready ## all fast tests; ALL=1: with every integration; SANITIZE=1: C under sanitizers
-	@$(BIN)/python tools/run_tests.py $(if $(ALL),--all) $(if $(SANITIZE),--sanitize --tsan)
+test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready ## all fast tests; ALL=1: with every integration; LONG=1: every case of the sweeps; SANITIZE=1: C under sanitizers
+	@$(BIN)/python tools/run_tests.py $(if $(ALL),--all) $(if $(LONG),--long) $(if $(SANITIZE),--sanitize --tsan)
 
 sanitize-python: $(VENV)/.test-ready ## Python tests with the extension under the sanitizers
 	@$(BIN)/python tools/sanitize_python.py $(TESTS)
@@ -93,7 +93,7 @@ valgrind: $(VENV)/.build-ready ## some of the C tests under valgrind, which must
 	@$(BIN)/python tools/run_tests.py --valgrind
 
 lint: $(VENV)/.test-all-ready $(VENV)/.package-ready ## style, layers, types, clang-tidy, analyzer
-	@$(BIN)/python tools/run_tests.py --all --only lint
+	@$(BIN)/python tools/run_tests.py --all --long --only lint
 
 # With PREFIX: library, command, headers, pkg-config and CMake files, man pages, completions.
 # Without: the Python package into the active environment.

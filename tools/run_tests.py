@@ -25,12 +25,9 @@ COUNTS = ROOT / "build/test-counts.json"
 FAILURES: list[str] = []  # by name, told again before the closing line
 
 
-def run(command: list[str], everything: bool = False,
-        **options: object) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command in the root, with the tools of this environment first on the path."""
     environment = dict(os.environ, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
-    if everything:
-        environment["FASTSAFETENSORS_TESTS"] = "all"
     return subprocess.run(command, cwd=ROOT, env=environment, text=True, **options)  # type: ignore
 
 
@@ -100,10 +97,10 @@ VALGRIND_TESTS = ["base/test_base", "format/test_header", "format/test_index", "
                   "fuzz/replay_slice", "fuzz/replay_writer"]
 
 
-def c_suite(kind: str, everything: bool) -> Counter[str]:
+def c_suite(kind: str) -> Counter[str]:
     """Build the C tests without warnings and run them: as they are, or one of SANITIZERS.
 
-    Some try a fifth of their cases (calls that fail, moments of a kill) unless all are asked for.
+    Some try a share of their cases (calls that fail, moments of a kill) unless all are asked for.
     """
     options, what = ["-Dwerror=true"], ""
     if kind in SANITIZERS:
@@ -122,7 +119,7 @@ def c_suite(kind: str, everything: bool) -> Counter[str]:
     more = [*VALGRIND, *VALGRIND_TESTS] if kind == "valgrind" else \
         ["--no-suite", "host"] if kind in SANITIZERS else []
     done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild", *more],
-               everything, capture_output=True)
+               capture_output=True)
     if done.returncode:
         print(done.stdout[-12000:])
     log = "testlog-valgrind.junit.xml" if kind == "valgrind" else "testlog.junit.xml"
@@ -179,7 +176,9 @@ def lint_suite(everything: bool) -> Counter[str]:
         ("clang", [sys.executable, "tools/check_clang.py", "build/test"]),
     ]
     thorough: list[tuple[str, list[str]]] = [
-        ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test"]),
+        ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test",
+                        *([] if os.environ.get("FASTSAFETENSORS_TESTS") == "all"
+                          else ["--shallow"])]),
         ("analyzer", [sys.executable, "tools/run_analyzer.py"]),
         ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
         ("pyright", ["basedpyright", "--level", "error", "--pythonpath", sys.executable]),
@@ -212,9 +211,13 @@ def main() -> int:
     parser.add_argument("--valgrind", action="store_true", help="some C tests under valgrind")
     parser.add_argument("--all", action="store_true",
                         help="slow tests, heavy integrations and thorough checks as well")
+    parser.add_argument("--long", action="store_true",
+                        help="every case of the sweeps, of which a share is tried elsewhere")
     parser.add_argument("--only", choices=["c", "python", "lint"])
     parser.add_argument("--sum", action="store_true", help="add the counts of the last run")
     arguments = parser.parse_args()
+    if arguments.long:
+        os.environ["FASTSAFETENSORS_TESTS"] = "all"
     counts: Counter[str] = Counter()
     if arguments.sum and COUNTS.exists():
         earlier = json.loads(COUNTS.read_text())
@@ -223,7 +226,7 @@ def main() -> int:
     kinds = [k for k in ("sanitize", "tsan", "valgrind") if getattr(arguments, k)]
     if arguments.only in (None, "c"):
         for kind in kinds or [""]:
-            counts += c_suite(kind, arguments.all)
+            counts += c_suite(kind)
     if arguments.only in (None, "python") and not kinds:
         counts += python_suite(arguments.all)
     if arguments.only in (None, "lint") and not kinds:

@@ -57,9 +57,9 @@ def wants_all(config):
 
 
 @pytest.fixture(scope="session")
-def thorough(pytestconfig):
-    """Whether a test is to take its time, as `make test ALL=1` asks."""
-    return wants_all(pytestconfig)
+def thorough():
+    """Whether a test is to take its time, as `make test LONG=1` asks."""
+    return os.environ.get("FASTSAFETENSORS_TESTS") == "all"
 
 
 def pytest_collection_modifyitems(config, items):

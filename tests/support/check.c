@@ -14,9 +14,10 @@ void check_register(check_test *test) {
     *end = test;
 }
 
-bool check_thorough(void) {
+unsigned check_share(void) {
     const char *wanted = getenv("FASTSAFETENSORS_TESTS");
-    return !CHECK_SANITIZED && wanted != NULL && strcmp(wanted, "all") == 0;
+    if (CHECK_SANITIZED) return 10;
+    return wanted != NULL && strcmp(wanted, "all") == 0 ? 1 : 5;
 }
 
 void check_fail(const char *file, int line, const char *format, ...) {

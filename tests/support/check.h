@@ -28,11 +28,12 @@ void check_fail(const char *file, int line, const char *format, ...)
 #define CHECK_SANITIZED false
 #endif
 
-/// Whether tests are to take their time: FASTSAFETENSORS_TESTS=all says so, but under a sanitizer,
+/// Of cases that are very many, or go by chance, one of how many is tried: all of them with
+/// FASTSAFETENSORS_TESTS=all (`make test LONG=1`), else every fifth; every tenth under a sanitizer,
 /// which slows everything down.
-bool check_thorough(void);
-/// How often to repeat what goes by chance, or how many cases of very many to try.
-#define CHECK_ROUNDS(count) (check_thorough() ? (count) : (count) / 5)
+unsigned check_share(void);
+/// How often to repeat such a case.
+#define CHECK_ROUNDS(count) ((count) / check_share())
 
 #define TEST(test_name)                                                                            \
     static void test_name(void);                                                                   \

@@ -179,7 +179,7 @@ TEST(loads_do_not_grow)
     const gpu_fake *driver = gpu_fake_of(0);
     fst_model *model = gpu_open_model(fixture_tensors("little", 8, 300000));
     long locked = 0, allocated = 0;
-    for (int round = 0; round < CHECK_ROUNDS(200); round++) {
+    for (unsigned round = 0; round < CHECK_ROUNDS(200); round++) {
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, round % 2);
         CHECK(gpu_same_load(model, &options, NULL));
         fsti_device_settle();

@@ -49,7 +49,7 @@ TEST(every_call_may_fail)
         CHECK_INT(fst_device_count(driver->kind), 2); // a driver that does not start stays so
         bool ended = false;
         for (long nth = 1; !ended && nth < 3000;
-             nth += check_thorough() && nth < 60 ? 1 : 1 + nth / 20) {
+             nth += check_share() == 1 && nth < 60 ? 1 : 1 + nth / 20) {
             fst_load_options options = gpu_options_on(driver->kind, 0);
             options.thread_count = 3;
             options.convert = nth % 2 == 0;
@@ -156,7 +156,7 @@ TEST(cancelling_and_closing_in_flight)
     fst_model *model = gpu_open_model(fixture_tensors("tensors", 16, 2000000));
     uint64_t seed = 1;
     driver->set("delay_us", 500);
-    for (int round = 0; round < CHECK_ROUNDS(60); round++) {
+    for (unsigned round = 0; round < CHECK_ROUNDS(60); round++) {
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
         uint64_t limit = fixture_random(&seed) % 32000000;
         options.progress = stop_at;

@@ -135,7 +135,7 @@ TEST(real_cancel_and_close_in_flight)
     if (!has_gpu()) return;
     fst_model *model = gpu_open_model(fixture_tensors("tensors", 64, 3000000));
     uint64_t seed = 3;
-    for (int round = 0; round < CHECK_ROUNDS(100); round++) {
+    for (unsigned round = 0; round < CHECK_ROUNDS(100); round++) {
         fst_load_options options = gpu_options_on(real.kind, 0);
         fst_loader *loader;
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
@@ -153,7 +153,7 @@ TEST(real_thousand_loads_do_not_grow)
     if (!has_gpu()) return;
     fst_model *model = gpu_open_model(fixture_tensors("little", 8, 300000));
     uint64_t before = 0, pinned = 0;
-    for (int round = 0; round < CHECK_ROUNDS(1000); round++) {
+    for (unsigned round = 0; round < CHECK_ROUNDS(1000); round++) {
         fst_load_options options = gpu_options_on(real.kind, 0);
         fst_loader *loader;
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);

@@ -331,8 +331,9 @@ static void try_kind(fault_kind how, const save_kind *kind, size_t system,
                         promise,
                         {how, 1, 0, systems[system].no_links, systems[system].shares_blocks, NULL}};
     fault_report report = {0};
-    // Unless everything is asked for every fifth call, other ones in each kind and file system.
-    long stride = check_thorough() ? 1 : 5, first = kind - kinds + (long)system + (long)promise;
+    // Unless all are asked for a share of the calls, other ones in each kind and file system.
+    long stride = CHECK_SANITIZED ? 25 : (long)check_share();
+    long first = kind - kinds + (long)system + (long)promise;
     for (fault.plan.nth = 1 + first % stride;; fault.plan.nth += stride) {
         fault.plan.errno_index = 0;
         do {

@@ -193,7 +193,7 @@ TEST(cancel_at_random_moments)
 {
     uint64_t random = 7;
     long live = fsti_alloc_live();
-    for (int round = 0; round < CHECK_ROUNDS(1000); round++) {
+    for (unsigned round = 0; round < CHECK_ROUNDS(1000); round++) {
         fst_load_options options = options_of(engines[round % 4]);
         fst_model *model = open_model();
         fst_loader *loader;
