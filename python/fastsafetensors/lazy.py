@@ -42,7 +42,7 @@ class LazyModel:
         device: where what is read goes: "cpu" or a GPU.
         mode: as in load_file.
         threads: of a load; 0: as many as the process may use, at most 16.
-        gds: as in load_file.
+        gds, cache: as in load_file.
         memory_limit: bytes that may be read ahead of their use.
         ahead: False: nothing is read but what is used.
         names: which tensors; all others are left out.
@@ -64,6 +64,7 @@ class LazyModel:
         mode: str = "auto",
         threads: int = 0,
         gds: str = "auto",
+        cache: str = "auto",
         memory_limit: int = MEMORY_LIMIT_BYTES,
         ahead: bool = True,
         names: Iterable[str] | None = None,
@@ -83,7 +84,8 @@ class LazyModel:
         self._model = open_files(filename, verify)
         chosen = choose_names(self._model, names, filter)
         order = in_layers(self._model.names() if chosen is None else chosen)
-        self._options = {"mode": mode, "threads": threads, **load_options(device, gds)}
+        self._options = {"mode": mode, "threads": threads, "cache": cache,
+                         **load_options(device, gds)}
         self.habits: Habits = {} if habits is None else habits
         self._reads = LazyReads(
             self._model, self._options, names=order, memory_limit=memory_limit, ahead=ahead,
@@ -120,6 +122,11 @@ class LazyModel:
         """Iterate over (name, tensor), what is in no layer first, then layer by layer."""
         for name in self._reads.stored:
             yield name, self[name]
+
+    @property
+    def bytes_needed(self) -> int:
+        """Bytes of the boxes that were used."""
+        return self._reads.bytes_needed
 
     def stats(self) -> dict[str, int]:
         """Return counts: bytes_needed (of boxes used), bytes_read, loads, boxes read ahead."""

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plug-ins for engines share: options, errors, entry points, what they hand out."""
+
+import importlib.metadata
+import logging
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fastsafetensors import SafetensorError  # noqa: E402
+from fastsafetensors._engine_weights import (  # noqa: E402
+    EngineOptions,
+    expectation,
+    iterate,
+    parse_bytes,
+    split_options,
+)
+from fastsafetensors.torch import save_file  # noqa: E402
+
+LOGGER = logging.getLogger("engines")
+
+
+def test_options_are_told_apart():
+    ours, rest = split_options({"threads": 2, "memory_limit": "2GiB", "num_threads": 3},
+                               ("num_threads",))
+    assert (ours.threads, ours.memory_limit, rest) == (2, 2 << 30, {"num_threads": 3})
+    assert split_options({}, ()) == (EngineOptions(), {})
+
+
+@pytest.mark.parametrize("text, size", [(0, 0), (5, 5), ("7", 7), ("1.5 KiB", 1536),
+                                        ("2gib", 2 << 30), ("3MB", 3_000_000)])
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("given", [
+    {"treads": 1}, {"threads": -1}, {"threads": True}, {"threads": "2"}, {"memory_limit": "much"},
+    {"memory_limit": -1}, {"memory_limit": 1.5}, {"mode": "fast"}, {"plan": True}, {"gds": "on"},
+    {"verify": 3}, {"public_key": 3}, {"progress": "no"}, {"mode": []},
+], ids=str)
+def test_bad_options_are_named(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        split_options(given, ("num_threads",))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_without_the_engine(engine):
+    code = (f"import sys; sys.modules[{engine!r}] = None; import fastsafetensors.{engine} as p\n"
+            "try: p.register()\nexcept ImportError as e: print(e)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"needs {engine}" in done.stdout, done.stderr
+
+
+def test_nothing_is_imported_without_need():
+    code = ("import sys, fastsafetensors, fastsafetensors.vllm, fastsafetensors.sglang\n"
+            "print([m for m in ('torch', 'vllm', 'sglang') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_entry_points():
+    found = {(e.group, e.value) for e in importlib.metadata.distribution(
+        "fastsafetensors").entry_points}
+    assert ("vllm.general_plugins", "fastsafetensors.vllm:register") in found
+    assert ("sglang.srt.plugins", "fastsafetensors.sglang:register") in found
+
+
+def test_layers_of_other_stages_are_not_expected():
+    class PPMissingLayer(torch.nn.Module):
+        pass
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1), PPMissingLayer()])
+
+    expects = expectation(torch.nn.ModuleDict({"model": Model()}))
+    assert expects("model.layers.0.q") and not expects("language_model.layers.1.q")
+    assert expects("model.layers.11.q") and expects("layers.0.mlp.1.q")
+    assert expectation(None) is None and expectation(torch.nn.Linear(1, 1)) is None
+
+
+@pytest.fixture
+def path(tmp_path):
+    save_file({f"layers.{i}.w": torch.full((8, 64), float(i)) for i in range(6)},
+              tmp_path / "m.safetensors")
+    return str(tmp_path / "m.safetensors")
+
+
+def test_weights_are_told_in_a_closing_line(path, caplog):
+    with caplog.at_level(logging.INFO):
+        for number, (name, tensor) in enumerate(iterate(
+                [path], EngineOptions(mode="load", progress=False), LOGGER, device="cpu")):
+            assert name == f"layers.{number}.w"
+            assert torch.equal(torch.empty(4, 64).copy_(tensor[4:]), torch.full((4, 64), number))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("fastsafetensors: needed 0.0 MiB, read 0.0 MiB in")
+
+
+def test_a_reload_has_the_bytes_of_now(path):
+    options = EngineOptions(mode="load", progress=False)
+    for value in (1.0, 2.0):
+        save_file({f"layers.{i}.w": torch.full((8, 64), value + i) for i in range(6)}, path)
+        for number, (_, tensor) in enumerate(iterate([path], options, LOGGER, device="cpu")):
+            assert torch.equal(tensor[2:].clone(), torch.full((6, 64), value + number))
+
+
+def test_errors_name_the_file_before_a_tensor_is_used(path, tmp_path):
+    options = EngineOptions(progress=False)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        next(iterate([str(tmp_path / "absent")], options, LOGGER, device="cpu"))
+    with open(path, "r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(SafetensorError, match="m.safetensors"):
+        next(iterate([path], options, LOGGER, device="cpu"))
+    with pytest.raises(OSError, match="manifest"):
+        next(iterate([path], EngineOptions(verify=True), LOGGER, device="cpu"))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plug-ins against the code of vLLM and SGLang themselves, taken from their wheels.
+
+Their Python runs without a GPU: compiled modules are stood in for by empty ones
+(engines/compiled_stubs.py). Two gloo ranks load a small model by the engine's own loader and by
+ours; every parameter must have the same bits, and a rank needs its parameters' bytes, no more.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+
+ENGINES = pathlib.Path(__file__).with_name("engines")
+sys.path.insert(0, str(ENGINES))
+import tiny_models  # noqa: E402
+
+BUILD = ROOT / "build/engines"
+WHEELS = {"vllm": "vllm==0.33.0", "sglang": "sglang==0.5.23"}
+STAND_INS = {
+    "vllm": "xgrammar",
+    "sglang": "sgl_kernel,flashinfer,torchvision,tvm_ffi,torchao,cuda,pynvml,xgrammar",
+}
+SITE = """\
+import os, sys
+sys.path.insert(0, {engines!r})
+from compiled_stubs import stand_in
+stand_in(set(os.environ["STAND_IN"].split(",")))
+"""
+
+
+def _pip(*arguments):
+    done = subprocess.run([sys.executable, "-m", "pip", "-q", "--disable-pip-version-check",
+                           *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no engine can be had: {done.stderr.strip()[-300:]}")
+
+
+def _once(name, make):
+    """A folder that is made once: a mark says that it is whole."""
+    folder = BUILD / name
+    if not (folder / ".ready").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
+        (folder / ".ready").touch()
+    return folder
+
+
+def _unpack(requirement):
+    def make(folder):
+        _pip("download", "--no-deps", "-d", folder, requirement)
+        wheel = next(folder.glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder, [n for n in archive.namelist() if not n.endswith(".so")])
+        wheel.unlink()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def around():
+    """What both engines need beside their own code."""
+    if sys.version_info[:2] < (3, 11):
+        pytest.skip("the engines' wheels are for later Pythons")
+    needed = _once("needed", lambda folder: _pip(
+        "install", "--no-deps", "--target", folder, "-r", ENGINES / "environment.txt"))
+    site = BUILD / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(SITE.format(engines=str(ENGINES)))
+    return f"{needed}:{site}"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of small models."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "llama": tiny_models.llama(folder / "llama"),
+        "llama2": tiny_models.llama(folder / "llama2", seed=2),
+        "tied": tiny_models.llama(folder / "tied", torch.float32, tied=True),
+        "moe": tiny_models.qwen3_moe(folder / "moe"),
+        "moe2": tiny_models.qwen3_moe(folder / "moe2", seed=2),
+    }
+
+
+def run_ranks(engine, scenarios, around, folder):
+    """Run scenarios on two ranks: a list of answers each."""
+    code = _once(engine, _unpack(WHEELS[engine]))
+    listed = folder / f"{engine}.json"
+    listed.write_text(json.dumps(scenarios))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ, "PYTHONPATH": f"{code}:{around}", "STAND_IN": STAND_INS[engine],
+        "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(folder / "cache"),
+    }
+    ranks = [subprocess.Popen(
+        [sys.executable, ENGINES / f"{engine}_rank.py", str(rank), "2", f"tcp://127.0.0.1:{port}",
+         listed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**environment, "RANK": str(rank)}) for rank in range(2)]
+    answers = []
+    try:
+        for rank in ranks:
+            out, err = rank.communicate(timeout=600)
+            assert rank.returncode == 0, err[-3000:]
+            answers.append([json.loads(line) for line in out.splitlines()
+                            if line.startswith("{")])
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return answers
+
+
+def check(answers, scenarios):
+    """Every parameter as the engine's own loader has it; no byte needed that is no parameter's."""
+    for of_rank in answers:
+        assert [a["name"] for a in of_rank] == [s["name"] for s in scenarios]
+        for answer, scenario in zip(of_rank, scenarios, strict=True):
+            assert answer["parameters"] > 10 and answer["different"] == [], answer
+            stored = answer["bytes"] * scenario.get("stored", 1)
+            assert answer["stats"]["bytes_needed"] == stored, answer
+            if scenario.get("extra", {}).get("mode") == "load":
+                # What lies between boxes is read over where that is cheaper.
+                assert answer["stats"]["bytes_read"] <= 2.1 * stored, answer
+            assert answer.get("same_addresses", True)
+
+
+def test_vllm(around, models, tmp_path):
+    llama, moe = models["llama"], models["moe"]
+    load = {"mode": "load"}
+    scenarios = [
+        {"name": "llama tp", "folder": llama, "tp": 2, "extra": load},
+        {"name": "llama pp", "folder": llama, "pp": 2, "extra": load},
+        {"name": "tied, stored as float32", "folder": models["tied"], "tp": 2, "stored": 2},
+        {"name": "moe tp", "folder": moe, "tp": 2, "extra": {"plan": "off"}},
+        {"name": "moe ep", "folder": moe, "tp": 2, "ep": True,
+         "extra": {"memory_limit": "1MiB", "threads": 1}},
+        {"name": "moe ep filter", "folder": moe, "tp": 2, "ep": True,
+         "parallel": {"enable_ep_weight_filter": True}},
+        {"name": "moe ep round robin", "folder": moe, "tp": 2, "ep": True,
+         "parallel": {"expert_placement_strategy": "round_robin"}},
+        {"name": "moe pp", "folder": moe, "pp": 2, "extra": load},
+        {"name": "llama reload", "folder": llama, "tp": 2, "reload": models["llama2"]},
+        {"name": "moe reload", "folder": moe, "tp": 2, "ep": True, "reload": models["moe2"]},
+    ]
+    check(run_ranks("vllm", scenarios, around, tmp_path), scenarios)
+
+
+@pytest.mark.parametrize("widths", [{"tp": 2}, {"tp": 2, "ep": 2}, {"pp": 2}], ids=str)
+def test_sglang(around, models, tmp_path, widths):
+    scenarios = [
+        {"name": "llama", "folder": models["llama"], **widths, "extra": {"mode": "load"}},
+        {"name": "tied", "folder": models["tied"], **widths, "stored": 2},
+        {"name": "moe", "folder": models["moe"], **widths, "extra": {"enable_gds": False}},
+    ]
+    if "ep" in widths:
+        scenarios = scenarios[2:]
+    if "pp" in widths:
+        scenarios = [scenarios[0], scenarios[2]]  # the last stage has embedding and head
+    check(run_ranks("sglang", scenarios, around, tmp_path), scenarios)
