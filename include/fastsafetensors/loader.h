@@ -68,8 +68,9 @@ typedef enum fst_engine {
     FST_ENGINE_MMAP = 4,   ///< copies from a mapping
     FST_ENGINE_GDS =
         5, ///< GPUDirect Storage; not to be asked for here, but by fst_load_options.gds
+    FST_ENGINE_HTTP = 6, ///< range requests, of what was opened by an address
 } fst_engine;
-#define FST_ENGINE_COUNT 6
+#define FST_ENGINE_COUNT 7
 
 /// The order in which a stream hands tensors out.
 typedef enum fst_order {

@@ -9,7 +9,7 @@ const fsti_io_engine *fsti_io_engine_get(fst_engine engine) {
     static const fsti_io_engine *const engines[FST_ENGINE_COUNT] = {
         [FST_ENGINE_PREAD] = &fsti_io_engine_pread, [FST_ENGINE_DIRECT] = &fsti_io_engine_direct,
         [FST_ENGINE_URING] = &fsti_io_engine_uring, [FST_ENGINE_MMAP] = &fsti_io_engine_mmap,
-        [FST_ENGINE_GDS] = &fsti_io_engine_gds,
+        [FST_ENGINE_GDS] = &fsti_io_engine_gds,     [FST_ENGINE_HTTP] = &fsti_io_engine_http,
     };
     return (unsigned)engine < FST_ENGINE_COUNT ? engines[engine] : NULL;
 }

@@ -83,7 +83,9 @@ int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     if (!fsti_io_file_is_plain(file)) {
         if (reason != NULL)
             snprintf(reason, reason_size, "%s",
-                     file->maker.read != NULL ? file->maker.what : "the program gives the bytes");
+                     file->maker.read != NULL ? file->maker.what
+                     : file->object != NULL   ? "an object of a server is read by requests"
+                                              : "the program gives the bytes");
         return -1;
     }
     pthread_mutex_lock(&file->lock);

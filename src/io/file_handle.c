@@ -51,7 +51,23 @@ fsti_file *fsti_io_file_make(const char *path, fst_error *error) {
     return file;
 }
 
+/// An object's first bytes come with its size: they are kept, so that a header costs no more.
+static fst_status open_object(const char *url, fsti_file **out, fst_error *error) {
+    fsti_object *object;
+    FST_TRY(fsti_object_open(url, &object, error));
+    fsti_file *file = fsti_io_file_make(fsti_object_name(object), error);
+    if (file == NULL) {
+        fsti_object_unref(object);
+        return FST_E_NO_MEMORY;
+    }
+    file->object = object;
+    file->size_bytes = fsti_object_size(object);
+    *out = file;
+    return FST_OK;
+}
+
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
+    if (fsti_net_is_url(path)) return open_object(path, out, error);
     int fd = -1;
     struct stat info = {0};
     FST_TRY(open_regular(path, &fd, &info, error));
@@ -82,6 +98,7 @@ void fsti_file_unref(fsti_file *file) {
     if (file->release != NULL) file->release(file->context);
     if (file->maker.release != NULL) file->maker.release(file->maker.context);
     fsti_file_unref(file->maker.origin);
+    fsti_object_unref(file->object);
     pthread_mutex_destroy(&file->lock);
     fsti_free(file->path);
     fsti_free(file);
@@ -90,6 +107,13 @@ void fsti_file_unref(fsti_file *file) {
 const char *fsti_file_path(const fsti_file *file) { return file->path; }
 
 uint64_t fsti_file_size(const fsti_file *file) { return file->size_bytes; }
+
+bool fsti_file_is_object(const fsti_file *file) { return file->object != NULL; }
+
+void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out) {
+    *out = (fsti_net_counts){0};
+    if (file->object != NULL) fsti_object_counts(file->object, out);
+}
 
 uint64_t fsti_file_device(const fsti_file *file) { return file->device; }
 
@@ -152,6 +176,9 @@ fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst
     if (file->maker.read != NULL)
         return fsti_error_set(error, FST_E_UNSUPPORTED, place,
                               "the file is %s: it can be loaded, not mapped", file->maker.what);
+    if (file->object != NULL)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, place,
+                              "the file is an object of a server: it can be loaded, not mapped");
     if (!fsti_io_file_is_plain(file))
         return fsti_error_errno(error, EOPNOTSUPP, file->path, "mapping what is no file");
     // MAP_NORESERVE: pages that nobody writes to cost nothing.

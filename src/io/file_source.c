@@ -54,7 +54,8 @@ fst_status fsti_file_open_source(const fst_source *source, fsti_file **out, fst_
 }
 
 bool fsti_io_file_is_plain(const fsti_file *file) {
-    return file->memory == NULL && file->read_at == NULL && file->maker.read == NULL;
+    return file->memory == NULL && file->read_at == NULL && file->maker.read == NULL &&
+           file->object == NULL;
 }
 
 fst_status fsti_file_make(const fsti_file_maker *maker, fsti_file **out, fst_error *error) {
@@ -87,8 +88,22 @@ static int64_t read_source(fsti_file *file, void *target, size_t size, uint64_t 
     return got < 0 ? -errno : got;
 }
 
+/// One request, waited for.
+static void read_object(fsti_io_op *read) {
+    uint64_t end = read->file->size_bytes;
+    uint64_t left = read->offset < end ? end - read->offset : 0;
+    size_t size = (size_t)fsti_min(read->size, left);
+    fst_status status =
+        fsti_object_read(read->file->object, read->buffer, size, read->offset, read->error);
+    read->result = status == FST_OK ? (int64_t)size : -EIO;
+}
+
 void fsti_io_file_pread(fsti_io_op *read) {
     fsti_file *file = read->file;
+    if (file->object != NULL) {
+        read_object(read);
+        return;
+    }
     if (file->maker.read != NULL)
         file->maker.read(file->maker.context, read);
     else

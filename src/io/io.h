@@ -7,6 +7,7 @@
 #include "base/base.h"
 #include "fastsafetensors/loader.h"
 #include "fastsafetensors/model.h"
+#include "net/net.h"
 
 /// Alignment that direct reads keep for offset, size and address. STATX_DIOALIGN may allow less;
 /// none that is sold wants more.
@@ -16,7 +17,8 @@
 /// for another. Shared by reference count; safe from any thread.
 typedef struct fsti_file fsti_file;
 
-/// Opens `path` for reading. FIFOs and devices are refused without blocking.
+/// Opens `path` for reading: a file, or the address of an object. FIFOs and devices are refused
+/// without blocking.
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error);
 /// The same for what the program has: see fst_source. `source` is copied and taken over: its
 /// release is called with the last reference, or here when opening fails.
@@ -43,6 +45,11 @@ const char *fsti_file_path(const fsti_file *file);
 uint64_t fsti_file_size(const fsti_file *file);
 /// The number of the device that the file lies on (st_dev).
 uint64_t fsti_file_device(const fsti_file *file);
+
+/// Whether it is an object of a server, read by requests.
+bool fsti_file_is_object(const fsti_file *file);
+/// What opening it, and reads that were waited for, have cost; zeros of what is no object.
+void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out);
 
 /// Whether it lies on a file system that is memory, or always answers by way of its cache (a
 /// network's, a user's): the kernel has its own ways there, and to open a file again may drop what
@@ -119,11 +126,13 @@ struct fsti_io_op {
     size_t size;
     void *buffer;      ///< unused by a mapped engine
     fst_engine engine; ///< who reads: FST_ENGINE_AUTO for headers and other reads in passing
+    const atomic_bool *stop; ///< NULL, or: when it is true a read that waits for others may end
     // filled by the engine:
     int64_t result;   ///< bytes, or -errno; fewer bytes than asked for are possible
     const void *data; ///< where the bytes are: `buffer`, or the mapping
     struct fsti_io_op *next;
-    // filled by a file that is made of another:
+    fsti_net_counts net; ///< of an object: what the read has cost
+    // filled by a file that is made of another, or an object:
     fst_error *error;      ///< NULL, or where it says why `result` is negative
     uint64_t stored_bytes; ///< that it has read
     uint64_t decoded_bytes, decode_ns;
@@ -136,6 +145,7 @@ typedef struct fsti_io_engine {
     bool is_direct;    ///< offset, size and buffer must be multiples of FSTI_IO_PAGE_BYTES
     bool is_mapped;    ///< hands out pages of a mapping; copying them needs fsti_io_guarded()
     bool is_async;     ///< many reads in flight per lane
+    bool is_network;   ///< reads of whole chunks are requests: many, and straight to their place
     bool is_remote;    ///< buffers are addresses of a device, whose context is current
     /// Whether it works for `file` (NULL: on this machine), and why.
     bool (*usable)(fsti_file *file, char *reason, size_t reason_size);
@@ -148,7 +158,7 @@ typedef struct fsti_io_engine {
 } fsti_io_engine;
 
 extern const fsti_io_engine fsti_io_engine_pread, fsti_io_engine_direct, fsti_io_engine_uring,
-    fsti_io_engine_mmap, fsti_io_engine_gds;
+    fsti_io_engine_mmap, fsti_io_engine_gds, fsti_io_engine_http;
 
 /// The engine of that number; NULL for FST_ENGINE_AUTO and for no engine.
 const fsti_io_engine *fsti_io_engine_get(fst_engine engine);

@@ -30,6 +30,7 @@ struct fsti_file {
     fst_read_callback read_at;
     void *context;
     void (*release)(void *context); ///< also of descriptors
+    fsti_object *object;            ///< of an address; or NULL
     fsti_file_maker maker;          ///< of a file that is made of another; else all zero
 };
 

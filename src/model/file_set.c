@@ -120,7 +120,8 @@ static fst_status open_path(const char *path, const model_wish *wish, bool *same
     else
         fsti_verification_close(files.verification);
     *same = fsti_model_paths_same(&paths);
-    if (*same && status == FST_OK && paths.count > 1 && !paths.has_index)
+    if (*same && status == FST_OK && paths.count > 1 && paths.index_path != NULL &&
+        !paths.has_index)
         *same = fsti_model_files_same(*out);
     if (status == FST_E_NOT_FOUND && *same && paths.has_index)
         status = fsti_model_name_missing(&paths, status, error);

@@ -120,7 +120,8 @@ typedef struct model_paths {
     size_t count, capacity;
     fsti_index index;
     bool has_index;
-    char *index_path; ///< or where an index would be looked for: the folder; NULL: a single file
+    char *index_path; ///< or where an index would be looked for: the folder; NULL: a single file,
+                      ///< or objects
     int index_hold;   ///< keeps the index's inode from being used again while the set is opened
 } model_paths;
 /// *out is to be cleared also after an error. An index is held against `verification` (or NULL).

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "model.h"
+#include "net/net.h"
 
 /// More files than any model has; a folder of more is a mistake.
 #define FILE_COUNT_MAX ((size_t)1 << 20)
@@ -150,10 +151,45 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
 
 static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
     if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
+    char name[256];
+    fsti_url_tell(path, name, sizeof name);
     fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
+    place.file = name;
     return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                          "addresses are not read, files are: download it first");
+                          "addresses of this kind are not read (http and https are)");
+}
+
+// ---- addresses ----
+
+/// The same for a list of addresses: they have the query of the one that was asked for.
+static fst_status push_url(model_paths *out, const char *base, const char *name, fst_error *error) {
+    char *url = fsti_url_beside(base, name, true);
+    if (url == NULL) return fsti_error_memory(error, strlen(base));
+    fst_status status = push_path(out, "", 0, url, error);
+    fsti_free(url);
+    return status;
+}
+
+/// No index_path: objects have versions, which tell a replaced one better than its name does.
+static fst_status open_index_url(const char *url, uint64_t hash_key, model_paths *out,
+                                 fst_error *error) {
+    char *bytes, name[1024];
+    size_t byte_count;
+    out->has_index = true;
+    fsti_url_tell(url, name, sizeof name);
+    FST_TRY(fsti_model_read_text(url, &bytes, &byte_count, error));
+    FST_TRY(parse_index(bytes, byte_count, name, hash_key, &out->index, error));
+    for (size_t i = 0; i < out->index.file_count; i++)
+        FST_TRY(push_url(out, url, out->index.bytes + out->index.files[i].at, error));
+    return FST_OK;
+}
+
+static fst_status open_url(const char *url, uint64_t hash_key, model_paths *out, fst_error *error) {
+    static const char ending[] = ".index.json";
+    size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
+    bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
+    if (is_index) return open_index_url(url, hash_key, out, error);
+    return push_path(out, "", 0, url, error);
 }
 
 fst_status fsti_model_paths(const char *path, uint64_t hash_key,
@@ -162,7 +198,9 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
     *out = (model_paths){.index_hold = -1};
     struct stat info;
     fst_status status;
-    if (stat(path, &info) != 0)
+    if (fsti_net_is_url(path))
+        status = open_url(path, hash_key, out, error);
+    else if (stat(path, &info) != 0)
         status = fail_stat(path, errno, error);
     else if (S_ISDIR(info.st_mode))
         status = open_folder(path, hash_key, verification, out, error);

@@ -107,6 +107,7 @@ fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, 
     char list[400] = "";
     struct stat info;
     size_t missing = 0;
+    if (paths->index_path == NULL) return status; // objects: each says so itself
     for (size_t i = 0; i < paths->count; i++) {
         if (stat(paths->paths[i], &info) == 0 || errno != ENOENT) continue;
         const char *slash = strrchr(paths->paths[i], '/');

@@ -19,6 +19,11 @@ fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_
         snprintf(out->reason, sizeof out->reason, "%s was asked for", out->forced->name);
         return FST_OK;
     }
+    if (fsti_file_is_object(file)) {
+        out->forced = out->resident = &fsti_io_engine_http;
+        snprintf(out->reason, sizeof out->reason, "an object of a server, by range requests");
+        return FST_OK;
+    }
     fsti_route_facts facts = {.keeps_cache = wish->keeps_cache, .is_small = wish->is_small};
     fsti_io_facts io = {.has_direct = false};
     if (!wish->is_small) fsti_io_probe(file, wish->guard_allowed, &io);

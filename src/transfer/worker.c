@@ -12,6 +12,10 @@
 /// (docs/benchmarks) and fit the cache.
 #define RING_DEPTH 16u
 #define RING_BLOCK_BYTES ((uint64_t)1 << 20)
+/// Requests to a server take long, and many of them no more: as many as there may be connections;
+/// of those that go through slots, what a load may cost beyond its tensors.
+#define REQUEST_DEPTH 64u
+#define REQUEST_SLOT_DEPTH 32u
 
 /// One read in flight and what it is for.
 typedef struct io_block {
@@ -32,8 +36,7 @@ typedef struct io_lane {
     const fsti_io_engine *engine;
     void *handle;
     fsti_buffer *slots;
-    io_block blocks[RING_DEPTH];
-    io_block *free_blocks;
+    io_block *blocks, *free_blocks; ///< all of them; those in no use
     uint32_t depth, in_flight;
 } io_lane;
 
@@ -52,24 +55,51 @@ static const fsti_plan_extent *chunk_extent(const fsti_pipeline *pipeline, uint3
     return &plan->extents[plan->chunks[chunk].extent];
 }
 
+/// Whether chunks of the load have to be taken apart, which is done out of slots.
+static bool has_scattered(const fsti_plan *plan) {
+    for (size_t i = 0; i < plan->extent_count; i++)
+        if (!plan->extents[i].linear) return true;
+    return false;
+}
+
+static fst_status open_handle(worker *self, io_lane *lane, const fsti_io_engine *engine,
+                              bool *needs_slots, fst_error *error) {
+    *needs_slots = !engine->is_mapped && !self->pipeline->sink->has_slots;
+    lane->depth = engine->is_async ? RING_DEPTH : 1;
+    if (engine->is_network) {
+        *needs_slots = *needs_slots && has_scattered(self->pipeline->job.plan);
+        lane->depth = *needs_slots ? REQUEST_SLOT_DEPTH : REQUEST_DEPTH;
+    }
+    lane->blocks = fsti_alloc_zeroed(lane->depth, sizeof *lane->blocks);
+    if (lane->blocks == NULL) return fsti_error_memory(error, lane->depth * sizeof *lane->blocks);
+    return engine->lane_open(lane->depth, &lane->handle, error);
+}
+
 static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *engine,
                             fst_error *error) {
-    uint32_t depth = engine->is_async ? RING_DEPTH : 1;
-    FST_TRY(engine->lane_open(depth, &lane->handle, error));
+    bool needs_slots;
+    fst_status opened = open_handle(self, lane, engine, &needs_slots, error);
+    uint32_t depth = lane->depth;
+    if (opened != FST_OK) {
+        fsti_free(lane->blocks);
+        lane->blocks = NULL;
+        return opened;
+    }
     // A small load needs no slot of full size.
     uint64_t planned = fsti_align_up(self->pipeline->job.plan->bytes_planned, FSTI_IO_PAGE_BYTES);
     uint64_t slot_bytes = fsti_min(RING_BLOCK_BYTES, planned) + 2 * FSTI_IO_PAGE_BYTES;
-    if (!engine->is_mapped && !self->pipeline->sink->has_slots) {
+    if (needs_slots) {
         fst_status status = fsti_buffer_arena(depth * slot_bytes, &lane->slots, error);
         if (status != FST_OK) {
             engine->lane_close(lane->handle);
             lane->handle = NULL;
+            fsti_free(lane->blocks);
+            lane->blocks = NULL;
             return status;
         }
         self->counts.bounce_bytes += lane->slots->size_bytes;
     }
     lane->engine = engine;
-    lane->depth = depth;
     for (uint32_t i = 0; i < depth; i++) {
         io_block *block = &lane->blocks[i];
         if (lane->slots != NULL) block->slot = lane->slots->data + i * slot_bytes;
@@ -84,6 +114,7 @@ static void close_lanes(worker *self) {
         io_lane *lane = &self->lanes[i];
         if (lane->handle != NULL) lane->engine->lane_close(lane->handle);
         fsti_buffer_unref(lane->slots);
+        fsti_free(lane->blocks);
     }
 }
 
@@ -97,9 +128,11 @@ static bool reads_to_room(const fsti_pipeline *pipeline, const io_lane *lane, ui
 }
 
 /// The way of a chunk that a ring reads.
-static fst_ring choose_way(const fsti_pipeline *pipeline, uint32_t chunk) {
+static fst_ring choose_way(const fsti_pipeline *pipeline, const fsti_io_engine *engine,
+                           uint32_t chunk) {
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     if (!extent->linear) return FST_RING_SLOTS;
+    if (engine->is_network) return FST_RING_PLACE;
     if (pipeline->job.ring != FST_RING_AUTO) return pipeline->job.ring;
     return fsti_ring_choose(fsti_file_device(pipeline->job.files[extent->file]));
 }
@@ -110,7 +143,9 @@ static void measure_way(worker *self, uint32_t chunk) {
     const fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    if (!extent->linear || pipeline->job.ring != FST_RING_AUTO) return;
+    if (!extent->linear || pipeline->job.ring != FST_RING_AUTO ||
+        fsti_file_is_object(pipeline->job.files[extent->file]))
+        return;
     fst_ring way = (fst_ring)pipeline->chunks[chunk].way;
     uint64_t now = fsti_now_ns();
     if (self->last_way == way && self->last_ns != 0)
@@ -137,6 +172,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
                                .size = (size_t)(end - begin),
                                .buffer = block->target,
                                .engine = lane->engine->number,
+                               .stop = &pipeline->stop,
                                .error = &self->told};
     self->counts.read_count++;
     self->counts.used[lane->engine->number] = true;
@@ -176,7 +212,8 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.decode_ns += block->read.decode_ns;
     bool is_direct = lane->engine->is_direct && !block->is_buffered;
     if (is_direct) self->counts.bytes_direct += size;
-    bool stays = !pipeline->chunks[block->chunk].is_resident && !pipeline->job.clears_cache;
+    bool stays = !pipeline->chunks[block->chunk].is_resident && !pipeline->job.clears_cache &&
+                 !lane->engine->is_network;
     if (!is_direct && stays) self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
@@ -358,7 +395,7 @@ static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk, con
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     bool to_room = reads_to_room(pipeline, lane, chunk, room);
     // What is digested is so while it is in the cache: in blocks.
-    bool whole = lane->engine->is_mapped ||
+    bool whole = lane->engine->is_mapped || (lane->engine->is_network && to_room) ||
                  (!lane->engine->is_async && to_room && pipeline->job.digests == NULL);
     uint64_t step = whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
@@ -389,7 +426,8 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     io_lane *lane;
     FST_TRY(lane_of_chunk(self, chunk, &lane, error));
     bool is_ring = lane->engine->is_async && !pipeline->sink->has_slots;
-    pipeline->chunks[chunk].way = (uint8_t)(is_ring ? choose_way(pipeline, chunk) : FST_RING_AUTO);
+    pipeline->chunks[chunk].way =
+        (uint8_t)(is_ring ? choose_way(pipeline, lane->engine, chunk) : FST_RING_AUTO);
     // A page that an earlier reader's readahead has marked would start it again when it is read,
     // megabytes beyond this chunk, whatever the file was told.
     fsti_pipeline_clear_cache(pipeline, chunk);

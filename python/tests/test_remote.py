@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models behind addresses: every front, one version, and servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy
+import pytest
+from web_server import Answer, Request, web_server
+
+import fastsafetensors
+from fastsafetensors import SafetensorError
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors._core import Model
+
+REFUSALS = (SafetensorError, OSError, ValueError, RuntimeError)
+Tensors = dict[str, numpy.ndarray]
+
+
+def make(path: pathlib.Path, count: int, rows: int, seed: int = 0) -> Tensors:
+    """Save `count` tensors of rows x 256 floats to `path`."""
+    generator = numpy.random.default_rng(seed)
+    tensors = {
+        f"layer.{i}.weight": generator.standard_normal((rows, 256), dtype=numpy.float32)
+        for i in range(count)
+    }
+    fst_numpy.save_file(tensors, path)
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with one file of 10 MiB, and a set of three."""
+    folder = tmp_path_factory.mktemp("models")
+    make(folder / "model.safetensors", 10, 1024)
+    (folder / "set").mkdir()
+    shards = {}
+    for i in range(9):
+        name = f"part {i % 3}.safetensors"  # an address can't have the space as it is
+        shards[f"t{i}"] = name
+        if i >= 6:
+            held: Tensors = {
+                f"t{k}": numpy.full((300, 100), k, numpy.int32) for k in range(i % 3, 9, 3)
+            }
+            fst_numpy.save_file(held, folder / "set" / name)
+    index = json.dumps({"metadata": {}, "weight_map": shards})
+    (folder / "set" / "model.safetensors.index.json").write_text(index)
+    return folder
+
+
+def same(loaded: Tensors, path: pathlib.Path) -> bool:
+    """Whether all bytes are those of a local load."""
+    local = fst_numpy.load_file(path)
+    return loaded.keys() == local.keys() and all(
+        loaded[name].tobytes() == local[name].tobytes() for name in local
+    )
+
+
+def test_every_front_takes_an_address(folder: pathlib.Path) -> None:
+    """load_file, safe_open, Model with slices and budget, an index: the bytes of the files."""
+    with web_server(folder) as server:
+        url = server.url + "model.safetensors"
+        assert same(fst_numpy.load_file(url), folder / "model.safetensors")
+        with fastsafetensors.safe_open(url, "numpy") as file:
+            part = file.get_slice("layer.3.weight")[7:9, 5:6]
+            whole = file.get_tensor("layer.3.weight")
+        assert part.tobytes() == whole[7:9, 5:6].tobytes()
+        [index] = (folder / "set").glob("*.index.json")
+        loaded = fst_numpy.load_file(server.url + "set/" + index.name)
+        assert {name: int(value[0, 0]) for name, value in loaded.items()} == {
+            f"t{i}": i for i in range(9)
+        }
+
+
+def test_a_header_is_one_request(folder: pathlib.Path) -> None:
+    """Inspection of a remote model: one request, of at most 64 KiB."""
+    with web_server(folder) as server:
+        with closing(Model(server.url + "model.safetensors")) as model:
+            assert len(model.names()) == 10
+        assert [request.headers["range"] for request in server.log] == ["bytes=0-65535"]
+
+
+def test_each_range_demands_the_version(folder: pathlib.Path) -> None:
+    """If-Match with the first answer's ETag, on every request but the first."""
+    with web_server(folder) as server:
+        fst_numpy.load_file(server.url + "model.safetensors")
+        etag = server.content("model.safetensors")
+        assert etag is not None
+        asked = [request.headers.get("if-match") for request in server.log]
+        assert asked[0] is None and set(asked[1:]) == {etag[1]} and len(asked) > 3
+
+
+def test_views_of_an_object_are_refused(folder: pathlib.Path) -> None:
+    """mode="map" says why."""
+    with web_server(folder) as server:
+        model = Model(server.url + "model.safetensors")
+        with closing(model), pytest.raises(REFUSALS, match="can be loaded, not mapped"):
+            model.load(mode="map")
+
+
+def fails(folder: pathlib.Path, fault: Callable[[Request, Answer], Answer], words: str) -> str:
+    """The message of a load from a server with a fault."""
+    with web_server(folder, fault) as server:
+        with pytest.raises(REFUSALS, match=words) as caught:
+            fst_numpy.load_file(server.url + "model.safetensors?token=SECRET")
+        assert "SECRET" not in str(caught.value)
+    return str(caught.value)
+
+
+def later(change: Callable[[Answer], object]) -> Callable[[Request, Answer], Answer]:
+    """A fault in all answers but that to the first request."""
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        if request.headers["range"] != "bytes=0-65535":
+            change(answer)
+        return answer
+
+    return fault
+
+
+def test_wrong_answers_are_named(folder: pathlib.Path) -> None:
+    """Each rule of an answer that is broken is an error, before a byte of it counts."""
+
+    def header(name: str, value: str | None) -> Callable[[Request, Answer], Answer]:
+        return later(lambda answer: answer.headers.update({name: value}))  # type: ignore[dict-item]
+
+    size = (folder / "model.safetensors").stat().st_size
+    fails(folder, header("Content-Range", f"bytes 0-99/{size}"), "another range")
+    fails(folder, header("Content-Range", None), "no Content-Range")
+    fails(folder, header("Content-Range", "bytes 5-4/3"), "Content-Range is none")
+    fails(folder, header("Content-Encoding", "gzip"), "Content-Encoding")
+    fails(folder, header("Content-Type", "multipart/byteranges; boundary=x"), "several parts")
+    fails(folder, header("Content-Length", "18446744073709551617"), "Content-Length is none")
+    fails(folder, header("X-Large", "x" * 70000), "head is too large")
+    fails(folder, later(lambda answer: setattr(answer, "status", "200 OK")), "200 to a request")
+    fails(folder, later(lambda answer: setattr(answer, "status", "418 Teapot")), "418")
+    fails(folder, later(lambda answer: setattr(answer, "status", "403 Forbidden")), "refuses")
+    fails(folder, later(lambda answer: setattr(answer, "status", "404 Not Found")), "no such")
+
+
+def test_a_replaced_object_is_an_error(folder: pathlib.Path) -> None:
+    """Whatever tells it: 412, another ETag where If-Match is ignored, another size, 416."""
+
+    def header(name: str, value: str) -> Callable[[Request, Answer], Answer]:
+        return later(lambda answer: answer.headers.update({name: value}))
+
+    size = (folder / "model.safetensors").stat().st_size
+    fails(folder, header("ETag", '"other"'), "another ETag")
+    fails(folder, later(lambda answer: setattr(answer, "status", "412 No")), "replaced")
+    fails(folder, later(lambda answer: setattr(answer, "status", "416 No")), "smaller")
+    fails(folder, header("Content-Range", f"bytes 0-99/{size + 1}"), "another size")
+
+
+def test_redirects(folder: pathlib.Path) -> None:
+    """Followed to another host and remembered; not in circles, not to other schemes."""
+
+    def send_to(place: str) -> Callable[[Request, Answer], Answer]:
+        return lambda request, answer: Answer("302 Found", {"Location": place})
+
+    with web_server(folder) as target:
+        url = target.url + "model.safetensors?signature=SECRET"
+        with web_server(folder, send_to(url)) as server:
+            loaded = fst_numpy.load_file(server.url + "anything.safetensors")
+            assert same(loaded, folder / "model.safetensors")
+            assert len(server.log) == 1 and len(target.log) > 3
+    fails(folder, send_to("/model.safetensors"), "again and again")
+    fails(folder, send_to("file:///etc/passwd"), "not of the web")
+    fails(folder, send_to("gopher://127.0.0.1/"), "not of the web")
+
+
+def test_what_breaks_is_asked_for_again(folder: pathlib.Path) -> None:
+    """Bodies that end early go on at the first missing byte; 503 and resets are tried again."""
+    random_numbers = random.Random(4)
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        kind = random_numbers.choice(["good", "cut", "reset", "busy", "gone"])
+        if kind == "cut" and len(answer.body) > 1000:
+            answer.send_bytes, answer.end = random_numbers.randrange(len(answer.body)), "close"
+        elif kind == "reset":
+            answer.send_bytes, answer.end = len(answer.body) // 3, "reset"
+        elif kind == "busy":
+            return Answer("503 Slow Down", {"Retry-After": "0"}, b"<Code>SlowDown</Code>")
+        elif kind == "gone":
+            answer.raw_head, answer.body, answer.end = b"", b"", "close"
+        return answer
+
+    with web_server(folder, fault) as server:
+        loaded = fst_numpy.load_file(server.url + "model.safetensors")
+        assert same(loaded, folder / "model.safetensors")
+        size = (folder / "model.safetensors").stat().st_size
+        assert server.sent_bytes < 1.5 * size + 65536  # what had come was not asked for again
+
+
+def test_a_server_that_is_never_well_is_given_up(folder: pathlib.Path) -> None:
+    """The message has status, code, and how often it was tried."""
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        return Answer("503 Slow Down", {"x-amz-request-id": "47"}, b"<Code>SlowDown</Code>")
+
+    message = fails(folder, fault, "did not answer well")
+    assert "status 503 SlowDown, request 47, 8 tries" in message
+
+
+def test_addresses_that_are_none(folder: pathlib.Path) -> None:
+    """Refused with the reason, and without what may be a password."""
+    for url, words in {
+        "http://user:hunter2@host/model.safetensors": "user or password",
+        "http://host:99999/x": "port",
+        "http:///x": "no host",
+        "https://host/a b": "space",
+        "https://host/a#b": "fragment",
+        "ftp://host/x": "not read",
+    }.items():
+        with pytest.raises(REFUSALS, match=words) as caught:
+            fst_numpy.load_file(url)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_a_forked_child_has_connections_of_its_own(folder: pathlib.Path) -> None:
+    """Models of the parent are loaded in the child, by threads that it makes itself."""
+    with web_server(folder) as server, closing(Model(server.url + "model.safetensors")) as model:
+        code = os.fork()
+        if code == 0:
+            loader = model.load()
+            loader.wait()
+            os._exit(0 if server.connections == 1 else 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(code, 0)[1]) == 0
+        assert server.connections > 1
+
+
+def test_without_libcurl_addresses_are_one_clear_error(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The package to install is named; local files are loaded as before."""
+    for name in ("libcurl.so.4", "libcurl-gnutls.so.4"):
+        (tmp_path / name).write_bytes(b"not a library")
+    program = (
+        "import sys, fastsafetensors.numpy as n\n"
+        "assert len(n.load_file(sys.argv[1])) == 10\n"
+        "try: n.load_file('http://127.0.0.1:1/x.safetensors')\n"
+        "except Exception as error: print(error)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, str(folder / "model.safetensors")],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "libcurl4" in shown.stdout

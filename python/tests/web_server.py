@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A web server for tests: files of a folder by ranges, with faults on request."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pathlib
+import random
+import socket
+import socketserver
+import struct
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+DATE = "Sun, 22 Nov 2026 10:00:00 GMT"
+
+
+@dataclass
+class Request:
+    """What a client has asked for."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+    def span(self, size: int) -> tuple[int, int] | None:
+        """The range that is asked for, within `size` bytes; None: all."""
+        text = self.headers.get("range")
+        if text is None:
+            return None
+        first, last = text.removeprefix("bytes=").split("-")
+        return int(first), min(int(last) + 1, size)
+
+
+@dataclass
+class Answer:
+    """What is sent back; faults are made by changing it."""
+
+    status: str = "206 Partial Content"
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    raw_head: bytes | None = None  # instead of status and headers
+    pause_before_s: float = 0.0  # before the head
+    send_bytes: int | None = None  # of the body; then `end`
+    pause_within_s: float = 0.0  # behind send_bytes
+    end: str = "keep"  # keep, close, reset
+
+
+# A fault changes an answer, or gives another one.
+Fault = Callable[[Request, Answer], Answer]
+
+
+class WebServer(socketserver.ThreadingTCPServer):
+    """Counts what it is asked, and spoils answers as it is told."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, folder: pathlib.Path, fault: Fault | None = None) -> None:
+        """Serve the files of `folder` on a free port of the loopback interface."""
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.fault = fault
+        self.etags: dict[str, str] = {}
+        self.log: list[Request] = []
+        self.sent: list[int] = []
+        self.sent_bytes = 0
+        self.connections = 0
+        self.count_lock = threading.Lock()
+        self._contents: dict[tuple[str, int], tuple[bytes, str]] = {}
+
+    @property
+    def url(self) -> str:
+        """Its address, with the last slash."""
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+    def content(self, path: str) -> tuple[bytes, str] | None:
+        """(bytes, ETag) of a file, or None."""
+        file = self.folder / urllib.parse.unquote(path.lstrip("/"))
+        if ".." in path or not file.is_file():
+            return None
+        key = (path, file.stat().st_mtime_ns)
+        if key not in self._contents:
+            data = file.read_bytes()
+            self._contents[key] = (data, '"' + hashlib.md5(data).hexdigest() + '"')
+        return self._contents[key]
+
+    def answer(self, request: Request) -> Answer:
+        """What a good server answers."""
+        found = self.content(request.path)
+        if found is None:
+            return Answer("404 Not Found", {}, b"<Error><Code>NoSuchKey</Code></Error>")
+        data, etag = found
+        headers = {"ETag": etag, "Last-Modified": DATE, "Accept-Ranges": "bytes"}
+        wanted = request.headers.get("if-match")
+        if wanted is not None and wanted != etag:
+            return Answer("412 Precondition Failed", headers)
+        span = request.span(len(data))
+        if span is None:
+            return Answer("200 OK", headers, data)
+        begin, end = span
+        if begin >= len(data):
+            return Answer(
+                "416 Range Not Satisfiable", {**headers, "Content-Range": f"bytes */{len(data)}"}
+            )
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+        return Answer("206 Partial Content", headers, data[begin:end])
+
+
+class Handler(socketserver.BaseRequestHandler):
+    """One connection."""
+
+    server: WebServer
+
+    def handle(self) -> None:
+        """Answer until the client goes or a fault ends it."""
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self.server.count_lock:
+            self.server.connections += 1
+        file = self.request.makefile("rb")
+        with contextlib.suppress(OSError):
+            while (request := self.read_request(file)) is not None:
+                answer = self.server.answer(request)
+                if self.server.fault is not None:
+                    answer = self.server.fault(request, answer)
+                with self.server.count_lock:
+                    self.server.log.append(request)
+                if not self.send(answer):
+                    break
+
+    def read_request(self, file: Any) -> Request | None:
+        """One request; None at the end."""
+        line = file.readline(65536).decode("latin-1").split()
+        if len(line) != 3:
+            return None
+        headers = {}
+        while (text := file.readline(65536).decode("latin-1").strip()) != "":
+            name, _, value = text.partition(":")
+            headers[name.lower()] = value.strip()
+        body = file.read(int(headers.get("content-length", "0")))
+        path, _, query = line[1].partition("?")
+        return Request(line[0], path, query, headers, body)
+
+    def send(self, answer: Answer) -> bool:
+        """Send it; False when the connection is to end."""
+        time.sleep(answer.pause_before_s)
+        head = answer.raw_head
+        if head is None:
+            lines = [f"HTTP/1.1 {answer.status}"]
+            fields = {"Content-Length": str(len(answer.body)), "Date": DATE, **answer.headers}
+            lines += [f"{name}: {value}" for name, value in fields.items() if value is not None]
+            head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        body = answer.body if answer.send_bytes is None else answer.body[: answer.send_bytes]
+        if answer.end == "silent":
+            time.sleep(answer.pause_within_s)
+            return False
+        self.request.sendall(head)
+        self.request.sendall(body)
+        with self.server.count_lock:
+            self.server.sent_bytes += len(body)
+        time.sleep(answer.pause_within_s)
+        if answer.end == "reset":
+            linger = struct.pack("ii", 1, 0)
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        return answer.end == "keep" and answer.send_bytes is None
+
+
+@contextlib.contextmanager
+def web_server(folder: pathlib.Path, fault: Fault | None = None) -> Iterator[WebServer]:
+    """Run a server for the length of a `with`."""
+    server = WebServer(folder, fault)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def seeded(seed: int) -> random.Random:
+    """A generator of its own for faults, which come from many threads."""
+    return random.Random(seed)
+
+
+def main() -> None:
+    """web_server.py FOLDER: serve until it is interrupted, and print requests."""
+    import sys
+
+    def tell(request: Request, answer: Answer) -> Answer:
+        wanted = request.headers.get("range", "all")
+        print(request.method, request.path, wanted, "->", answer.status, flush=True)
+        return answer
+
+    with web_server(pathlib.Path(sys.argv[1]), tell) as server:
+        print(server.url, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

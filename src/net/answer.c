@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Heads of answers read and judged.
+#include "answer.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define RETRY_AFTER_MS_MAX ((int64_t)60000)
+
+void fsti_answer_begin(net_answer *answer) {
+    *answer = (net_answer){
+        .total_bytes = ANSWER_UNKNOWN, .length_bytes = ANSWER_UNKNOWN, .retry_after_ms = -1};
+}
+
+/// Decimal digits and nothing else, at most 2^63 - 1.
+static bool read_number(const char *text, size_t size, uint64_t *out) {
+    *out = 0;
+    for (size_t i = 0; i < size; i++) {
+        if (text[i] < '0' || text[i] > '9') return false;
+        if (!fsti_mul(*out, 10, out) || !fsti_add(*out, (uint64_t)(text[i] - '0'), out))
+            return false;
+    }
+    return size > 0 && *out <= INT64_MAX;
+}
+
+static void fail_line(net_answer *answer, const char *what) {
+    answer->is_broken = true;
+    answer->broken = what;
+}
+
+/// "bytes 0-9/100", "bytes 0-9/*" or "bytes */100".
+static bool read_range(net_answer *answer, const char *value, size_t size) {
+    static const char unit[] = "bytes ";
+    uint64_t last;
+    if (size < sizeof unit || memcmp(value, unit, sizeof unit - 1) != 0) return false;
+    value += sizeof unit - 1;
+    size -= sizeof unit - 1;
+    const char *slash = memchr(value, '/', size);
+    if (slash == NULL) return false;
+    size_t range_size = (size_t)(slash - value), total_size = size - range_size - 1;
+    bool is_open = total_size == 1 && slash[1] == '*';
+    if (!is_open && !read_number(slash + 1, total_size, &answer->total_bytes)) return false;
+    answer->has_range = true;
+    if (range_size == 1 && value[0] == '*') return true;
+    const char *dash = memchr(value, '-', range_size);
+    if (dash == NULL) return false;
+    if (!read_number(value, (size_t)(dash - value), &answer->range_begin) ||
+        !read_number(dash + 1, range_size - (size_t)(dash - value) - 1, &last))
+        return false;
+    answer->range_end = last + 1;
+    return last >= answer->range_begin;
+}
+
+static void keep_text(char *field, size_t field_size, const char *value, size_t size) {
+    bool fits = size < field_size && memchr(value, '\0', size) == NULL;
+    memcpy(field, value, fits ? size : 0);
+    field[fits ? size : 0] = '\0';
+}
+
+static bool is_name(const char *line, size_t name_size, const char *name) {
+    return strlen(name) == name_size && strncasecmp(line, name, name_size) == 0;
+}
+
+int64_t fsti_answer_date(const char *text) {
+    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    struct tm date = {0};
+    char month[4] = "", zone[4] = "";
+    // "Sun, 06 Nov 1994 08:49:37 GMT": the one form that servers may send.
+    const char *comma = strchr(text, ',');
+    if (comma == NULL ||
+        sscanf(comma + 1, " %2d %3s %4d %2d:%2d:%2d %3s", &date.tm_mday, month, &date.tm_year,
+               &date.tm_hour, &date.tm_min, &date.tm_sec, zone) != 7 ||
+        strcmp(zone, "GMT") != 0)
+        return -1;
+    const char *found = strstr(months, month);
+    if (strlen(month) != 3 || found == NULL || (found - months) % 3 != 0) return -1;
+    date.tm_mon = (int)(found - months) / 3;
+    if (date.tm_year < 1970 || date.tm_mday < 1 || date.tm_mday > 31) return -1;
+    date.tm_year -= 1900;
+    return (int64_t)timegm(&date);
+}
+
+static void read_retry_after(net_answer *answer, const char *value, size_t size, int64_t now_s) {
+    char text[64];
+    uint64_t seconds;
+    keep_text(text, sizeof text, value, size);
+    if (read_number(value, size, &seconds)) {
+        answer->retry_after_ms =
+            (int64_t)fsti_min(seconds, (uint64_t)RETRY_AFTER_MS_MAX / 1000) * 1000;
+        return;
+    }
+    int64_t then = fsti_answer_date(text);
+    if (then < 0) return; // advice that nobody understands is none
+    int64_t wait_s = then > now_s ? then - now_s : 0;
+    answer->retry_after_ms =
+        wait_s > RETRY_AFTER_MS_MAX / 1000 ? RETRY_AFTER_MS_MAX : wait_s * 1000;
+}
+
+static void read_field(net_answer *answer, const char *line, size_t name_size, const char *value,
+                       size_t size) {
+    const struct {
+        const char *name;
+        char *field;
+        size_t field_size;
+    } texts[] = {{"etag", answer->etag, sizeof answer->etag},
+                 {"last-modified", answer->modified, sizeof answer->modified},
+                 {"x-goog-generation", answer->generation, sizeof answer->generation},
+                 {"x-amz-request-id", answer->request_id, sizeof answer->request_id},
+                 {"x-ms-request-id", answer->request_id, sizeof answer->request_id},
+                 {"x-guploader-uploadid", answer->request_id, sizeof answer->request_id},
+                 {"x-request-id", answer->request_id, sizeof answer->request_id},
+                 {"x-ms-error-code", answer->code, sizeof answer->code},
+                 {"x-error-code", answer->code, sizeof answer->code},
+                 {"x-amz-bucket-region", answer->region, sizeof answer->region},
+                 {"date", answer->date, sizeof answer->date}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (is_name(line, name_size, texts[i].name))
+            keep_text(texts[i].field, texts[i].field_size, value, size);
+    if (is_name(line, name_size, "content-range") && !read_range(answer, value, size))
+        fail_line(answer, "its Content-Range is none");
+    uint64_t length;
+    if (is_name(line, name_size, "content-length")) {
+        if (!read_number(value, size, &length) ||
+            (answer->length_bytes != ANSWER_UNKNOWN && answer->length_bytes != length))
+            fail_line(answer, "its Content-Length is none");
+        else
+            answer->length_bytes = length;
+    }
+    if (is_name(line, name_size, "content-encoding") &&
+        !(size == 8 && strncasecmp(value, "identity", 8) == 0))
+        answer->is_encoded = true;
+    if (is_name(line, name_size, "content-type") && size >= 10 &&
+        strncasecmp(value, "multipart/", 10) == 0)
+        answer->is_multipart = true;
+}
+
+bool fsti_answer_line(net_answer *answer, const char *line, size_t size, int64_t now_s) {
+    size_t head_bytes = answer->head_bytes + size;
+    while (size > 0 && (line[size - 1] == '\n' || line[size - 1] == '\r')) size--;
+    if (size >= 5 && memcmp(line, "HTTP/", 5) == 0) {
+        // One head follows another: 100 Continue, a proxy's.
+        const char *space = memchr(line, ' ', size);
+        uint64_t status = 0;
+        fsti_answer_begin(answer);
+        if (space == NULL || line + size - space < 4 || !read_number(space + 1, 3, &status))
+            fail_line(answer, "its first line has no status");
+        answer->status = (uint32_t)status;
+    }
+    answer->head_bytes = head_bytes;
+    const char *colon = memchr(line, ':', size);
+    if (memchr(line, '\0', size) != NULL) fail_line(answer, "its head has a NUL");
+    if (colon != NULL && line[0] != 'H') {
+        const char *value = colon + 1, *end = line + size;
+        while (value < end && (*value == ' ' || *value == '\t')) value++;
+        while (end > value && (end[-1] == ' ' || end[-1] == '\t')) end--;
+        size_t name_size = (size_t)(colon - line), value_size = (size_t)(end - value);
+        read_field(answer, line, name_size, value, value_size);
+        if (is_name(line, name_size, "retry-after"))
+            read_retry_after(answer, value, value_size, now_s);
+    }
+    return head_bytes <= ANSWER_HEAD_BYTES_MAX;
+}
+
+void fsti_answer_read_code(net_answer *answer, const char *body, size_t size) {
+    const char *begin = memmem(body, size, "<Code>", 6);
+    if (begin == NULL || answer->code[0] != '\0') return;
+    begin += 6;
+    const char *end = memmem(begin, (size_t)(body + size - begin), "</Code>", 7);
+    if (end != NULL) keep_text(answer->code, sizeof answer->code, begin, (size_t)(end - begin));
+    fsti_text_make_printable(answer->code);
+}
+
+// ---- versions ----
+
+static bool is_strong(const char *etag) { return etag[0] == '"' && strlen(etag) > 2; }
+
+void fsti_pin_set(net_pin *pin, const net_answer *answer) {
+    *pin = (net_pin){.is_set = true, .total_bytes = answer->total_bytes};
+    if (is_strong(answer->etag)) memcpy(pin->etag, answer->etag, sizeof pin->etag);
+    memcpy(pin->modified, answer->modified, sizeof pin->modified);
+    memcpy(pin->generation, answer->generation, sizeof pin->generation);
+}
+
+const char *fsti_pin_differs(const net_pin *pin, const net_answer *answer) {
+    if (answer->total_bytes != pin->total_bytes) return "it has another size now";
+    if (strcmp(pin->generation, answer->generation) != 0) return "it has another generation now";
+    if (pin->etag[0] != '\0')
+        return strcmp(pin->etag, answer->etag) == 0 ? NULL : "it has another ETag now";
+    return strcmp(pin->modified, answer->modified) == 0 ? NULL : "it has another date now";
+}
+
+// ---- verdicts ----
+
+static net_verdict judge_body(const net_answer *answer, const answer_wish *wish, const char **why) {
+    *why = "the answer is encoded (Content-Encoding), which nobody asked for";
+    if (answer->is_encoded) return NET_WRONG;
+    *why = "the answer comes in several parts";
+    if (answer->is_multipart) return NET_WRONG;
+    *why = "the answer says no Content-Range";
+    if (!answer->has_range) return NET_WRONG;
+    *why = "the answer does not say how large the object is";
+    if (answer->total_bytes == ANSWER_UNKNOWN) return NET_WRONG;
+    if (wish->pin != NULL && wish->pin->is_set) {
+        *why = fsti_pin_differs(wish->pin, answer);
+        if (*why != NULL) return NET_CHANGED;
+    }
+    uint64_t end = fsti_min(wish->end, answer->total_bytes);
+    *why = "the answer is of another range than was asked for";
+    if (answer->range_begin != wish->begin || answer->range_end != end || end == wish->begin)
+        return NET_WRONG;
+    *why = "the answer's length does not fit its range";
+    if (answer->length_bytes != ANSWER_UNKNOWN && answer->length_bytes != end - wish->begin)
+        return NET_WRONG;
+    return NET_GOOD;
+}
+
+/// 200 is all of the object: right where it is small and all of it was asked for.
+static net_verdict judge_whole(const net_answer *answer, const answer_wish *wish,
+                               const char **why) {
+    *why = "the server does not give ranges (it answers 200 to a request for one)";
+    bool is_whole = wish->is_first && wish->begin == 0 && answer->length_bytes <= wish->end &&
+                    !answer->is_encoded && !answer->is_multipart;
+    return is_whole ? NET_GOOD : NET_WRONG;
+}
+
+net_verdict fsti_answer_judge(const net_answer *answer, const answer_wish *wish, const char **why) {
+    *why = answer->broken;
+    if (answer->is_broken) return NET_WRONG;
+    *why = NULL;
+    switch (answer->status) {
+    case 200:
+    case 201:
+    case 204: return wish->is_range ? judge_whole(answer, wish, why) : NET_GOOD;
+    case 206: return wish->is_range ? judge_body(answer, wish, why) : NET_WRONG;
+    case 301:
+    case 302:
+    case 303:
+    case 307:
+    case 308: return NET_ELSEWHERE;
+    case 401:
+    case 403:
+    case 407: return NET_FORBIDDEN;
+    case 404:
+    case 410: return NET_MISSING;
+    case 412: *why = "it was replaced (412)"; return NET_CHANGED;
+    case 416:
+        *why = "it has become smaller (416)";
+        return wish->pin != NULL && wish->pin->is_set ? NET_CHANGED : NET_REFUSED;
+    case 429:
+    case 503: return NET_SLOWER;
+    case 408:
+    case 500:
+    case 502:
+    case 504: return NET_AGAIN;
+    default: return NET_REFUSED;
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One request as libcurl sends it, and its answer as it comes.
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "fastsafetensors/version.h"
+#include "request.h"
+
+/// libcurl's own buffer: below 64 KiB it takes more time, above no less.
+#define BUFFER_BYTES 262144L
+
+static answer_wish wish_of(const net_attempt *attempt) {
+    const net_request *request = attempt->request;
+    return (answer_wish){.is_range = request->is_range,
+                         .is_first = request->is_first,
+                         .begin = attempt->begin,
+                         .end = request->end,
+                         .pin = request->object == NULL ? NULL : fsti_object_pin(request->object)};
+}
+
+void fsti_attempt_judge(net_attempt *attempt) {
+    if (attempt->is_judged) return;
+    attempt->is_judged = true;
+    answer_wish wish = wish_of(attempt);
+    attempt->verdict = fsti_answer_judge(&attempt->answer, &wish, &attempt->why);
+}
+
+static size_t take_head(char *line, size_t one, size_t count, void *context) {
+    net_attempt *attempt = context;
+    size_t size = one * count;
+    attempt->heard_ns = fsti_now_ns();
+    if (fsti_answer_line(&attempt->answer, line, size, (int64_t)time(NULL))) return size;
+    attempt->is_judged = true;
+    attempt->verdict = NET_WRONG;
+    attempt->why = "the answer's head is too large";
+    return 0;
+}
+
+/// Text that is kept whole, up to `most`; false above that.
+static bool keep_text(net_attempt *attempt, const char *bytes, size_t size, size_t most) {
+    if (size > most - attempt->text_bytes) return false;
+    size_t wanted = attempt->text_bytes + size + 1;
+    if (wanted > attempt->text_capacity) {
+        size_t capacity = wanted * 2;
+        char *grown = fsti_realloc(attempt->text, capacity);
+        attempt->is_out_of_memory = grown == NULL;
+        if (grown == NULL) return false;
+        attempt->text = grown;
+        attempt->text_capacity = capacity;
+    }
+    memcpy(attempt->text + attempt->text_bytes, bytes, size);
+    attempt->text_bytes += size;
+    attempt->text[attempt->text_bytes] = '\0';
+    return true;
+}
+
+static size_t take_range(net_attempt *attempt, const char *bytes, size_t size) {
+    net_request *request = attempt->request;
+    uint64_t end = request->end;
+    if (request->is_first) end = fsti_min(end, attempt->answer.total_bytes);
+    attempt->is_too_long = size > end - attempt->at;
+    if (attempt->is_too_long) return 0;
+    memcpy(request->buffer + (attempt->at - request->begin), bytes, size);
+    attempt->at += size;
+    request->have = fsti_max(request->have, attempt->at);
+    return size;
+}
+
+static size_t take_body(char *bytes, size_t one, size_t count, void *context) {
+    net_attempt *attempt = context;
+    net_request *request = attempt->request;
+    size_t size = one * count;
+    attempt->heard_ns = fsti_now_ns();
+    fsti_attempt_judge(attempt);
+    request->counts.bytes += size;
+    if (attempt->verdict == NET_WRONG || attempt->verdict == NET_CHANGED) return 0;
+    if (attempt->verdict != NET_GOOD) {
+        // An error's text: its beginning says all, and a connection that is read out can be kept.
+        size_t most = ERROR_BODY_BYTES_MAX - fsti_min(ERROR_BODY_BYTES_MAX, attempt->text_bytes);
+        if (size > most) return 0;
+        return keep_text(attempt, bytes, size, ERROR_BODY_BYTES_MAX) ? size : 0;
+    }
+    if (request->is_range) return take_range(attempt, bytes, size);
+    attempt->is_too_long = size > request->text_bytes_max - attempt->text_bytes;
+    return keep_text(attempt, bytes, size, request->text_bytes_max) ? size : 0;
+}
+
+static bool add_header(const curl_library *curl, curl_list **list, const char *line) {
+    curl_list *grown = curl->curl_slist_append(*list, line);
+    if (grown != NULL) *list = grown;
+    return grown != NULL;
+}
+
+static bool make_headers(const curl_library *curl, net_attempt *attempt, const char *url) {
+    const net_request *request = attempt->request;
+    const net_pin *pin = request->object == NULL ? NULL : fsti_object_pin(request->object);
+    char line[ANSWER_TEXT_BYTES + 64];
+    // Bytes as they lie there; and no waiting for a server's word before a body.
+    bool good = add_header(curl, &attempt->headers, "Accept-Encoding: identity");
+    if (good && request->is_range) {
+        snprintf(line, sizeof line, "Range: bytes=%" PRIu64 "-%" PRIu64, attempt->begin,
+                 request->end - 1);
+        good = add_header(curl, &attempt->headers, line);
+    }
+    // A version that a redirect's target has told means nothing to the host that redirects.
+    bool is_known = pin != NULL && pin->is_set && pin->etag[0] != '\0';
+    if (good && is_known && (attempt->is_redirected || !fsti_object_redirects(request->object))) {
+        snprintf(line, sizeof line, "If-Match: %s", pin->etag);
+        good = add_header(curl, &attempt->headers, line);
+    }
+    return good &&
+           (request->object == NULL ||
+            fsti_object_headers(request->object, url, attempt->is_redirected, &attempt->headers));
+}
+
+static void set_options(const curl_library *curl, net_attempt *attempt, const char *url) {
+    curl_easy *easy = attempt->easy;
+    net_limits limits = fsti_net_limits();
+    const char *ca_file = fsti_curl_ca_file();
+    char agent[48];
+    snprintf(agent, sizeof agent, "fastsafetensors/%d.%d.%d", FST_VERSION_MAJOR, FST_VERSION_MINOR,
+             FST_VERSION_PATCH);
+    curl->curl_easy_setopt(easy, CURL_URL, url);
+    curl->curl_easy_setopt(easy, CURL_PRIVATE, (void *)attempt);
+    curl->curl_easy_setopt(easy, CURL_NO_SIGNALS, 1L);
+    curl->curl_easy_setopt(easy, CURL_NO_DELAY, 1L);
+    curl->curl_easy_setopt(easy, CURL_PROTOCOLS, (long)(CURL_PROTOCOL_HTTP | CURL_PROTOCOL_HTTPS));
+    curl->curl_easy_setopt(easy, CURL_FOLLOW, 0L); // by rules of our own
+    curl->curl_easy_setopt(easy, CURL_PATH_AS_IS, 1L);
+    curl->curl_easy_setopt(easy, CURL_HTTP_VERSION, (long)CURL_HTTP_1_1);
+    curl->curl_easy_setopt(easy, CURL_DECODES_CONTENT, 0L);
+    curl->curl_easy_setopt(easy, CURL_HIDE_PROXY_HEAD, 1L);
+    curl->curl_easy_setopt(easy, CURL_BUFFER_BYTES, BUFFER_BYTES);
+    curl->curl_easy_setopt(easy, CURL_CONNECT_MS, (long)limits.connect_ms);
+    curl->curl_easy_setopt(easy, CURL_VERIFY_PEER, 1L);
+    curl->curl_easy_setopt(easy, CURL_VERIFY_HOST, 2L);
+    if (ca_file != NULL) curl->curl_easy_setopt(easy, CURL_CA_FILE, ca_file);
+    curl->curl_easy_setopt(easy, CURL_USER_AGENT, agent);
+    curl->curl_easy_setopt(easy, CURL_HEADERS, attempt->headers);
+    curl->curl_easy_setopt(easy, CURL_HEADER_CALL, take_head);
+    curl->curl_easy_setopt(easy, CURL_HEADER_CONTEXT, (void *)attempt);
+    curl->curl_easy_setopt(easy, CURL_WRITE_CALL, take_body);
+    curl->curl_easy_setopt(easy, CURL_WRITE_CONTEXT, (void *)attempt);
+    // One that is late may be so because of its connection.
+    if (attempt->is_hedge) curl->curl_easy_setopt(easy, CURL_FRESH_CONNECTION, 1L);
+}
+
+/// The address that is asked now.
+static char *choose_url(net_attempt *attempt) {
+    const net_request *request = attempt->request;
+    attempt->is_redirected = request->target != NULL;
+    if (request->target != NULL) return fsti_string_copy(request->target, strlen(request->target));
+    if (request->object != NULL)
+        return fsti_object_target(request->object, &attempt->is_redirected);
+    return fsti_string_copy(request->url, strlen(request->url));
+}
+
+net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now_ns) {
+    const curl_library *curl;
+    if (fsti_curl_open(&curl, NULL) != FST_OK) return NULL;
+    net_attempt *attempt = fsti_alloc_zeroed(1, sizeof *attempt);
+    if (attempt == NULL) return NULL;
+    attempt->request = request;
+    attempt->is_hedge = is_hedge;
+    attempt->begin = attempt->at = request->have;
+    attempt->started_ns = attempt->heard_ns = now_ns;
+    fsti_answer_begin(&attempt->answer);
+    char *url = choose_url(attempt);
+    if (url != NULL && !fsti_alloc_fails()) attempt->easy = curl->curl_easy_init();
+    if (attempt->easy != NULL && make_headers(curl, attempt, url)) {
+        set_options(curl, attempt, url);
+        fsti_free(url);
+        return attempt;
+    }
+    fsti_free(url);
+    fsti_attempt_free(attempt);
+    return NULL;
+}
+
+void fsti_attempt_free(net_attempt *attempt) {
+    const curl_library *curl;
+    if (attempt == NULL || fsti_curl_open(&curl, NULL) != FST_OK) return;
+    if (attempt->easy != NULL) curl->curl_easy_cleanup(attempt->easy);
+    curl->curl_slist_free_all(attempt->headers);
+    fsti_free(attempt->text);
+    fsti_free(attempt);
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Finds libcurl, once a process.
+#include "curl_library.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "net.h"
+
+#define VERSION_MIN 0x074400u // 7.68.0, the first with curl_multi_wakeup()
+#define GLOBAL_ALL 3L
+
+static pthread_once_t find_once = PTHREAD_ONCE_INIT;
+static curl_library library;
+static bool is_found;
+static const char *missing; ///< what an old library lacks
+static const char *const *names_looked_for;
+
+static void find_library(void) {
+    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", NULL};
+#define CURL_SYMBOL(result, name, parameters) {#name, &library.name},
+    static const fsti_library_symbol symbols[] = {CURL_FUNCTIONS(CURL_SYMBOL){NULL, NULL}};
+#undef CURL_SYMBOL
+    if (names_looked_for == NULL) names_looked_for = names;
+    is_found = fsti_library_bind(names_looked_for, symbols, &missing);
+    // Before 7.84 this is not safe from several threads: once, here.
+    if (is_found && library.curl_version_info(0)->number < VERSION_MIN) {
+        is_found = false;
+        missing = "what 7.68 has";
+    }
+    is_found = is_found && library.curl_global_init(GLOBAL_ALL) == 0;
+}
+
+fst_status fsti_curl_open(const curl_library **out, fst_error *error) {
+    pthread_once(&find_once, find_library);
+    *out = &library;
+    if (is_found) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+                          "addresses are read by libcurl 7.68 or later (install libcurl4, or "
+                          "libcurl), which is not here%s%s",
+                          missing == NULL ? "" : ", or too old: it lacks ",
+                          missing == NULL ? "" : missing);
+}
+
+void fsti_net_fake_library(const char *const *names) { names_looked_for = names; }
+
+const char *fsti_curl_ca_file(void) {
+    // Where distributions keep them; the first is also libcurl's own default on Debian.
+    static const char *const files[] = {"/etc/ssl/certs/ca-certificates.crt",
+                                        "/etc/pki/tls/certs/ca-bundle.crt",
+                                        "/etc/ssl/ca-bundle.pem",
+                                        "/etc/pki/tls/cacert.pem",
+                                        "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+                                        "/etc/ssl/cert.pem"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (access(files[i], R_OK) == 0) return files[i];
+    return NULL;
+}

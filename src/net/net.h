@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The door of the net room: objects of web servers and stores, by ranges. Knows addresses, HTTP
+/// and credentials, never tensors.
+#ifndef FSTI_NET_H
+#define FSTI_NET_H
+
+#include "base/base.h"
+
+/// Whether a path is an address that this room reads.
+bool fsti_net_is_url(const char *path);
+/// The address as it may be told: without query, user and password. Cut off at `size`.
+void fsti_url_tell(const char *text, char *out, size_t size);
+/// The address of `name` in the folder of `base`, with the query of `base`; bytes of the name that
+/// an address can't have are escaped, if `escapes`. From fsti_alloc; NULL: no memory.
+char *fsti_url_beside(const char *base, const char *name, bool escapes);
+
+/// What requests have cost.
+typedef struct fsti_net_counts {
+    uint64_t requests; ///< all that were sent
+    uint64_t retries;  ///< of them, those that were sent again
+    uint64_t hedges;   ///< of them, those beside one that was late
+    uint64_t connections;
+    uint64_t bytes; ///< of bodies
+} fsti_net_counts;
+void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more);
+
+/// An object of one version: what its first answer said is demanded of all others. Shared by
+/// reference count; from any thread, and after a fork.
+typedef struct fsti_object fsti_object;
+/// Asks for its first bytes, which are kept: FST_E_NOT_FOUND, FST_E_PERMISSION, FST_E_IO; without
+/// libcurl FST_E_UNSUPPORTED.
+fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error);
+fsti_object *fsti_object_ref(fsti_object *object);
+void fsti_object_unref(fsti_object *object);
+/// Its address as it may be told.
+const char *fsti_object_name(const fsti_object *object);
+uint64_t fsti_object_size(const fsti_object *object);
+/// A number for its version: of the same object in the same version the same one.
+uint64_t fsti_object_version(const fsti_object *object);
+/// What opening it, and blocking reads of it, have cost.
+void fsti_object_counts(fsti_object *object, fsti_net_counts *out);
+
+/// A read of [offset, offset + size), which lies in the object; to be kept until `done`.
+typedef struct fsti_range_read {
+    fsti_object *object;
+    uint64_t offset;
+    size_t size;
+    char *buffer;            ///< holds nothing that counts until `done`
+    const atomic_bool *stop; ///< NULL, or: when it is true the read ends soon, with -ECANCELED
+    /// Called once, by a thread of the room's; nothing writes to `buffer` any more.
+    void (*done)(struct fsti_range_read *read);
+    void *context;
+    int64_t result;   ///< `size`, or -errno
+    fst_error *error; ///< where it says why; not NULL
+    fsti_net_counts counts;
+} fsti_range_read;
+void fsti_range_read_begin(fsti_range_read *read);
+
+/// The same, waited for.
+fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint64_t offset,
+                            fst_error *error);
+
+/// For tests: other names to look for the library by, ended by NULL; before its first use.
+void fsti_net_fake_library(const char *const *names);
+
+#endif

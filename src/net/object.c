@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Objects: an address, the version that it had at first, and the bytes that came with that.
+#include <errno.h>
+#include <string.h>
+
+#include "request.h"
+
+/// Room for the header of a few hundred tensors, and for all of most index files.
+#define FIRST_BYTES ((size_t)65536)
+#define NAME_BYTES_MAX 1024u
+
+struct fsti_object {
+    fsti_refcount refs;
+    char *url;  ///< with its query
+    char *name; ///< without
+    net_pin pin;
+    char *first; ///< its first bytes, of which there are `first_bytes`
+    size_t first_bytes;
+    pthread_mutex_t lock; ///< for what follows
+    char *target;         ///< where redirects have led last, or NULL
+    atomic_bool redirects;
+    fsti_net_counts counts;
+};
+
+static fst_status refuse_url(const char *name, const char *why, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = name;
+    return fsti_error_set(error, FST_E_ARGUMENT, place, "not an address that can be read: %s", why);
+}
+
+static fst_status make_object(const char *url, fsti_object **out, fst_error *error) {
+    char name[NAME_BYTES_MAX];
+    net_url parsed;
+    fsti_url_tell(url, name, sizeof name);
+    const char *why = fsti_url_parse(url, &parsed);
+    if (why != NULL) return refuse_url(name, why, error);
+    fsti_object *object = fsti_alloc_zeroed(1, sizeof *object);
+    if (object == NULL) return fsti_error_memory(error, sizeof *object);
+    fsti_refcount_init(&object->refs);
+    pthread_mutex_init(&object->lock, NULL);
+    object->url = fsti_string_copy(url, strlen(url));
+    object->name = fsti_string_copy(name, strlen(name));
+    object->first = fsti_alloc(FIRST_BYTES);
+    *out = object;
+    if (object->url != NULL && object->name != NULL && object->first != NULL) return FST_OK;
+    fsti_object_unref(object);
+    return fsti_error_memory(error, FIRST_BYTES);
+}
+
+/// Keeps of the first bytes what there is.
+static void keep_first(fsti_object *object, size_t size) {
+    object->first_bytes = size;
+    char *kept = fsti_realloc(object->first, size > 0 ? size : 1);
+    if (kept != NULL) object->first = kept;
+}
+
+fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error) {
+    const curl_library *curl;
+    fsti_object *object = NULL;
+    FST_TRY(fsti_curl_open(&curl, error));
+    FST_TRY(make_object(url, &object, error));
+    net_request request = {.url = object->url,
+                           .name = object->name,
+                           .object = object,
+                           .is_range = true,
+                           .is_first = true,
+                           .end = FIRST_BYTES,
+                           .buffer = object->first};
+    fsti_request_run(&request);
+    object->counts = request.counts;
+    // Nothing can be had of an object of no bytes: its size is all that there is to know.
+    bool is_empty =
+        request.status != FST_OK && request.answer.status == 416 && request.answer.total_bytes == 0;
+    if (request.status != FST_OK && !is_empty) {
+        if (error != NULL) *error = request.error;
+        fsti_object_unref(object);
+        return request.status;
+    }
+    fsti_pin_set(&object->pin, &request.answer);
+    keep_first(object, is_empty ? 0 : (size_t)request.have);
+    *out = object;
+    return FST_OK;
+}
+
+fsti_object *fsti_object_ref(fsti_object *object) {
+    fsti_refcount_ref(&object->refs);
+    return object;
+}
+
+void fsti_object_unref(fsti_object *object) {
+    if (object == NULL || !fsti_refcount_unref(&object->refs)) return;
+    pthread_mutex_destroy(&object->lock);
+    fsti_free(object->url);
+    fsti_free(object->name);
+    fsti_free(object->target);
+    fsti_free(object->first);
+    fsti_free(object);
+}
+
+const char *fsti_object_name(const fsti_object *object) { return object->name; }
+
+uint64_t fsti_object_size(const fsti_object *object) { return object->pin.total_bytes; }
+
+uint64_t fsti_object_version(const fsti_object *object) {
+    const net_pin *pin = &object->pin;
+    uint64_t key = fsti_hash(pin->etag, strlen(pin->etag), pin->total_bytes);
+    key = fsti_hash(pin->modified, strlen(pin->modified), key);
+    return fsti_hash(object->url, strlen(object->url), key);
+}
+
+void fsti_object_counts(fsti_object *object, fsti_net_counts *out) {
+    pthread_mutex_lock(&object->lock);
+    *out = object->counts;
+    pthread_mutex_unlock(&object->lock);
+}
+
+const net_pin *fsti_object_pin(const fsti_object *object) { return &object->pin; }
+
+bool fsti_object_redirects(const fsti_object *object) { return atomic_load(&object->redirects); }
+
+char *fsti_object_target(fsti_object *object, bool *redirected) {
+    pthread_mutex_lock(&object->lock);
+    *redirected = object->target != NULL;
+    const char *url = *redirected ? object->target : object->url;
+    char *copy = fsti_string_copy(url, strlen(url));
+    pthread_mutex_unlock(&object->lock);
+    return copy;
+}
+
+void fsti_object_redirect(fsti_object *object, const char *url) {
+    char *copy = url == NULL ? NULL : fsti_string_copy(url, strlen(url));
+    pthread_mutex_lock(&object->lock);
+    fsti_free(object->target);
+    object->target = copy; // without memory it is found again
+    atomic_store(&object->redirects, true);
+    pthread_mutex_unlock(&object->lock);
+}
+
+bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list) {
+    (void)object;
+    (void)url;
+    (void)redirected;
+    (void)list;
+    return true;
+}
+
+// ---- ranges ----
+
+typedef struct range_request {
+    net_request request;
+    fsti_range_read *read;
+} range_request;
+
+static void finish_range(net_request *request) {
+    range_request *range = request->context;
+    fsti_range_read *read = range->read;
+    read->result = request->status == FST_OK ? (int64_t)read->size : -EIO;
+    if (request->status == FST_E_CANCELLED) read->result = -ECANCELED;
+    if (request->status != FST_OK) *read->error = request->error;
+    read->counts = request->counts;
+    fsti_free(range);
+    read->done(read);
+}
+
+/// Whether the range was among the first bytes.
+static bool copy_first(const fsti_range_read *read) {
+    const fsti_object *object = read->object;
+    if (read->offset + read->size > object->first_bytes) return false;
+    memcpy(read->buffer, object->first + read->offset, read->size);
+    return true;
+}
+
+void fsti_range_read_begin(fsti_range_read *read) {
+    fsti_object *object = read->object;
+    read->counts = (fsti_net_counts){0};
+    read->result = (int64_t)read->size;
+    range_request *range = NULL;
+    if (read->size > 0 && !copy_first(read)) {
+        range = fsti_alloc_zeroed(1, sizeof *range);
+        if (range == NULL) {
+            fsti_error_memory(read->error, sizeof *range);
+            read->result = -ENOMEM;
+        }
+    }
+    if (range == NULL) {
+        read->done(read);
+        return;
+    }
+    range->read = read;
+    range->request = (net_request){.url = object->url,
+                                   .name = object->name,
+                                   .object = object,
+                                   .is_range = true,
+                                   .begin = read->offset,
+                                   .end = read->offset + read->size,
+                                   .buffer = read->buffer,
+                                   .stop = read->stop,
+                                   .done = finish_range,
+                                   .context = range};
+    fsti_request_begin(&range->request);
+}
+
+fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint64_t offset,
+                            fst_error *error) {
+    fsti_range_read read = {.object = object, .offset = offset, .size = size, .buffer = target};
+    if (size == 0 || copy_first(&read)) return FST_OK;
+    net_request request = {.url = object->url,
+                           .name = object->name,
+                           .object = object,
+                           .is_range = true,
+                           .begin = offset,
+                           .end = offset + size,
+                           .buffer = target};
+    fsti_request_run(&request);
+    pthread_mutex_lock(&object->lock);
+    fsti_net_count(&object->counts, &request.counts);
+    pthread_mutex_unlock(&object->lock);
+    if (request.status != FST_OK && error != NULL) *error = request.error;
+    return request.status;
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What becomes of a request when a try of it has ended.
+#include "request.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/// So much of a range is progress: the tries begin anew.
+#define PROGRESS_BYTES ((uint64_t)65536)
+/// A host that can't be had at all is not worth as many tries as one that is busy.
+#define CONNECT_TRIES_MAX 4u
+
+void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
+    sum->requests += more->requests;
+    sum->retries += more->retries;
+    sum->hedges += more->hedges;
+    sum->connections += more->connections;
+    sum->bytes += more->bytes;
+}
+
+/// "(status 503 SlowDown, request 4711, 8 tries)": what there is to be told of an answer.
+static void describe(const net_request *request, const net_answer *answer, char *text,
+                     size_t size) {
+    int used = snprintf(text, size, "status %u", answer->status);
+    const char *const parts[] = {" ", answer->code, ", request ", answer->request_id};
+    for (int i = 0; i < 4; i += 2)
+        if (parts[i + 1][0] != '\0' && used > 0 && (size_t)used < size)
+            used += snprintf(text + used, size - (size_t)used, "%s%s", parts[i], parts[i + 1]);
+    if (request->tries > 0 && used > 0 && (size_t)used < size)
+        snprintf(text + used, size - (size_t)used, ", %u tries", request->tries + 1);
+}
+
+/// The end of a request by its answer.
+static request_step fail_answer(net_request *request, const net_attempt *attempt, fst_status status,
+                                const char *what) {
+    char text[240];
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = request->name;
+    describe(request, &attempt->answer, text, sizeof text);
+    request->status = fsti_error_set(&request->error, status, place, "%s (%s)", what, text);
+    if (status == FST_E_IO) request->error.os_errno = EIO;
+    return REQUEST_DONE;
+}
+
+/// The end without an answer.
+static request_step fail_transfer(net_request *request, int result) {
+    const curl_library *curl;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = request->name;
+    const char *what = "the connection broke";
+    if (result == CURL_NO_HOST) what = "its host is not known";
+    if (result == CURL_NO_CONNECTION) what = "its host takes no connection";
+    if (result == CURL_TIMED_OUT) what = "its host does not answer";
+    if (result == CURL_CERTIFICATE) what = "its host's certificate is not to be trusted";
+    if (result == CURL_TLS_FAILED) what = "no TLS connection can be made";
+    if (result == CURL_CA_FILE_BAD) what = "the file of trusted certificates can't be read";
+    bool has_words = result != CURL_OK && fsti_curl_open(&curl, NULL) == FST_OK;
+    request->status = fsti_error_set(&request->error, FST_E_IO, place, "%s (%s%s%u tries)", what,
+                                     has_words ? curl->curl_easy_strerror(result) : "",
+                                     has_words ? "; " : "", request->tries + 1);
+    request->error.os_errno = result == CURL_TIMED_OUT ? ETIMEDOUT : EIO;
+    return REQUEST_DONE;
+}
+
+static void wait_before_retry(net_request *request, int64_t retry_after_ms) {
+    net_limits limits = fsti_net_limits();
+    uint64_t wait_ms = fsti_retry_wait_ms(request->tries, limits.retry_base_ms, limits.retry_cap_ms,
+                                          retry_after_ms, fsti_net_random());
+    request->wake_ns = fsti_now_ns() + wait_ms * 1000000;
+}
+
+/// One more try, if there are any left.
+static request_step try_again(net_request *request, const net_attempt *attempt, int result) {
+    uint32_t tries_max = fsti_net_limits().tries_max;
+    bool is_deaf = result == CURL_NO_HOST || result == CURL_NO_CONNECTION;
+    if (is_deaf) tries_max = (uint32_t)fsti_min(tries_max, CONNECT_TRIES_MAX);
+    if (attempt->at - attempt->begin >= PROGRESS_BYTES) request->tries = 0;
+    bool has_status = attempt->is_judged && attempt->verdict != NET_GOOD;
+    if (request->tries + 1 >= tries_max)
+        return has_status
+                   ? fail_answer(request, attempt, FST_E_IO, "the server did not answer well")
+                   : fail_transfer(request, attempt->is_late ? CURL_TIMED_OUT : result);
+    request->tries++;
+    wait_before_retry(request, has_status ? attempt->answer.retry_after_ms : -1);
+    return REQUEST_AGAIN;
+}
+
+// ---- redirects ----
+
+static const char *check_redirect(const char *from, const char *to, net_url *target) {
+    net_url source;
+    if (to == NULL) return "the server sends elsewhere, and does not say where";
+    const char *fault = fsti_url_parse(to, target);
+    bool is_https = fsti_url_part_is(target->scheme, "https");
+    if (!is_https && !fsti_url_part_is(target->scheme, "http"))
+        return "the server sends to an address that is not of the web";
+    if (fault != NULL) return "the server sends elsewhere, to an address that is none";
+    if (!is_https && fsti_url_parse(from, &source) == NULL &&
+        fsti_url_part_is(source.scheme, "https"))
+        return "the server sends from https to http";
+    return NULL;
+}
+
+static request_step follow_redirect(net_request *request, net_attempt *attempt) {
+    const curl_library *curl;
+    const char *to = NULL;
+    char *from = NULL;
+    bool was_redirected;
+    net_url target;
+    if (fsti_curl_open(&curl, NULL) != FST_OK) return REQUEST_DONE;
+    curl->curl_easy_getinfo(attempt->easy, CURL_INFO_REDIRECT, &to);
+    from = request->target;
+    if (from == NULL && request->object != NULL)
+        from = fsti_object_target(request->object, &was_redirected);
+    const char *why = check_redirect(from == NULL ? request->url : from, to, &target);
+    if (from != request->target) fsti_free(from);
+    if (why == NULL && ++request->redirects > REDIRECT_COUNT_MAX)
+        why = "the server sends elsewhere again and again";
+    if (why != NULL) return fail_answer(request, attempt, FST_E_IO, why);
+    char *copy = fsti_string_copy(to, strlen(to));
+    if (copy == NULL) {
+        request->status = fsti_error_memory(&request->error, strlen(to));
+        return REQUEST_DONE;
+    }
+    fsti_free(request->target);
+    request->target = copy;
+    request->wake_ns = 0;
+    return REQUEST_AGAIN;
+}
+
+/// Where a redirect led yesterday may be closed by now: from the beginning, once.
+static bool forget_redirect(net_request *request, const net_attempt *attempt) {
+    if (!attempt->is_redirected || request->redirects > 0 || request->object == NULL) return false;
+    fsti_object_redirect(request->object, NULL);
+    request->redirects = 1;
+    request->wake_ns = 0;
+    return true;
+}
+
+// ---- the end of a try ----
+
+static request_step finish_good(net_request *request, net_attempt *attempt, int result) {
+    uint64_t end = request->end;
+    if (request->is_range && request->is_first) {
+        bool is_whole = attempt->answer.status != 206;
+        if (is_whole && attempt->answer.length_bytes == ANSWER_UNKNOWN) {
+            if (result != CURL_OK) return try_again(request, attempt, result);
+            attempt->answer.length_bytes = attempt->at;
+        }
+        if (is_whole) attempt->answer.total_bytes = attempt->answer.length_bytes;
+        end = fsti_min(end, attempt->answer.total_bytes);
+    }
+    if (request->is_range ? request->have < end : result != CURL_OK)
+        return try_again(request, attempt, result == CURL_OK ? CURL_PARTIAL : result);
+    request->answer = attempt->answer;
+    request->text = attempt->text;
+    request->text_bytes = attempt->text_bytes;
+    attempt->text = NULL;
+    if (request->object != NULL && request->target != NULL)
+        fsti_object_redirect(request->object, request->target);
+    request->status = FST_OK;
+    return REQUEST_DONE;
+}
+
+static request_step finish_refused(net_request *request, net_attempt *attempt) {
+    request->answer = attempt->answer;
+    switch (attempt->verdict) {
+    case NET_CHANGED: return fail_answer(request, attempt, FST_E_FILE_CHANGED, attempt->why);
+    case NET_MISSING:
+        if (forget_redirect(request, attempt)) return REQUEST_AGAIN;
+        return fail_answer(request, attempt, FST_E_NOT_FOUND, "there is no such object");
+    case NET_FORBIDDEN:
+        if (forget_redirect(request, attempt)) return REQUEST_AGAIN;
+        return fail_answer(request, attempt, FST_E_PERMISSION, "the server refuses it");
+    case NET_WRONG:
+        return fail_answer(request, attempt, FST_E_IO,
+                           attempt->why == NULL ? "the answer makes no sense" : attempt->why);
+    default: return fail_answer(request, attempt, FST_E_IO, "the server does not give it");
+    }
+}
+
+/// Whether a try has ended for reasons that no further one can change.
+static bool fail_for_good(net_request *request, const net_attempt *attempt, int result) {
+    if (request->stop != NULL && atomic_load(request->stop)) {
+        request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NOWHERE,
+                                         "the read was cancelled");
+        return true;
+    }
+    if (attempt->is_out_of_memory) {
+        request->status = fsti_error_memory(&request->error, attempt->text_bytes);
+        return true;
+    }
+    if (attempt->is_too_long) {
+        fail_answer(request, attempt, FST_E_IO, "more bytes came than were asked for");
+        return true;
+    }
+    bool is_final =
+        result == CURL_CERTIFICATE || result == CURL_CA_FILE_BAD || result == CURL_BAD_URL;
+    if (is_final) fail_transfer(request, result);
+    return is_final;
+}
+
+request_step fsti_request_finish(net_request *request, net_attempt *attempt, int result,
+                                 bool *slower) {
+    *slower = false;
+    if (fail_for_good(request, attempt, result)) return REQUEST_DONE;
+    if (result == CURL_OK) fsti_attempt_judge(attempt);
+    if (attempt->text != NULL && attempt->verdict != NET_GOOD)
+        fsti_answer_read_code(&attempt->answer, attempt->text, attempt->text_bytes);
+    if (!attempt->is_judged || attempt->is_late) return try_again(request, attempt, result);
+    *slower = attempt->verdict == NET_SLOWER;
+    switch (attempt->verdict) {
+    case NET_GOOD: return finish_good(request, attempt, result);
+    case NET_AGAIN:
+    case NET_SLOWER: return try_again(request, attempt, result);
+    case NET_ELSEWHERE: return follow_redirect(request, attempt);
+    default: return finish_refused(request, attempt);
+    }
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Addresses taken apart and put together.
+#include "url.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "net.h"
+
+static bool is_letter(char byte) {
+    return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
+}
+static bool is_digit(char byte) { return byte >= '0' && byte <= '9'; }
+
+static char lower(char byte) {
+    return byte >= 'A' && byte <= 'Z' ? (char)(byte - 'A' + 'a') : byte;
+}
+
+bool fsti_url_part_is(url_part part, const char *text) {
+    size_t i = 0;
+    for (; i < part.size && text[i] != '\0'; i++)
+        if (lower(part.at[i]) != lower(text[i])) return false;
+    return i == part.size && text[i] == '\0';
+}
+
+static bool same_part(url_part a, url_part b) {
+    if (a.size != b.size) return false;
+    for (size_t i = 0; i < a.size; i++)
+        if (lower(a.at[i]) != lower(b.at[i])) return false;
+    return true;
+}
+
+static uint32_t port_of(const net_url *url) {
+    if (url->port != 0) return url->port;
+    return fsti_url_part_is(url->scheme, "http") ? 80 : 443;
+}
+
+bool fsti_url_same_host(const net_url *a, const net_url *b) {
+    return same_part(a->scheme, b->scheme) && same_part(a->host, b->host) &&
+           port_of(a) == port_of(b);
+}
+
+bool fsti_net_is_url(const char *path) {
+    static const char *const schemes[] = {"http://", "https://", "s3://",
+                                          "gs://",   "az://",    "hf://"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        size_t size = strlen(schemes[i]), at = 0;
+        while (at < size && lower(path[at]) == schemes[i][at]) at++;
+        if (at == size) return true;
+    }
+    return false;
+}
+
+static const char *parse_port(const char *at, const char *end, net_url *out) {
+    if (at == end) return NULL; // "host:" is the scheme's own port
+    for (; at < end; at++) {
+        if (!is_digit(*at)) return "its port is no number";
+        out->port = out->port * 10 + (uint32_t)(*at - '0');
+        if (out->port > 65535) return "its port is above 65535";
+    }
+    return out->port == 0 ? "its port is 0" : NULL;
+}
+
+/// [at, end) is everything between the slashes and the path.
+static const char *parse_authority(const char *at, const char *end, net_url *out) {
+    out->authority = (url_part){at, (size_t)(end - at)};
+    if (memchr(at, '@', (size_t)(end - at)) != NULL)
+        return "a user or password in an address ends up in logs: give them by settings";
+    const char *host_end;
+    if (at < end && *at == '[') {
+        host_end = memchr(at, ']', (size_t)(end - at));
+        if (host_end == NULL) return "its host has no closing bracket";
+        out->has_brackets = true;
+        out->host = (url_part){at + 1, (size_t)(host_end - at) - 1};
+        host_end++;
+    } else {
+        host_end = memchr(at, ':', (size_t)(end - at));
+        if (host_end == NULL) host_end = end;
+        out->host = (url_part){at, (size_t)(host_end - at)};
+    }
+    if (out->host.size == 0) return "it names no host";
+    for (size_t i = 0; i < out->host.size; i++) {
+        char byte = out->host.at[i];
+        bool is_good = is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' ||
+                       byte == '_' || (out->has_brackets && byte == ':');
+        if (!is_good) return "its host has a byte that no host has";
+    }
+    if (host_end == end) return NULL;
+    return *host_end == ':' ? parse_port(host_end + 1, end, out) : "its host ends strangely";
+}
+
+const char *fsti_url_parse(const char *text, net_url *out) {
+    *out = (net_url){0};
+    size_t size = strnlen(text, URL_BYTES_MAX + 1), at = 0;
+    if (size > URL_BYTES_MAX) return "it is longer than 8,192 bytes";
+    for (size_t i = 0; i < size; i++)
+        if ((unsigned char)text[i] <= ' ' || text[i] == 0x7f)
+            return "it has a space or control byte";
+    while (at < size && (is_letter(text[at]) || is_digit(text[at]))) at++;
+    out->scheme = (url_part){text, at};
+    if (at == 0 || size - at < 3 || memcmp(text + at, "://", 3) != 0)
+        return "it does not begin with a scheme and ://";
+    at += 3;
+    const char *begin = text + at, *end = begin + strcspn(begin, "/?#");
+    const char *why = parse_authority(begin, end, out);
+    if (why != NULL) return why;
+    if (strchr(end, '#') != NULL) return "it has a fragment (#)";
+    const char *query = strchr(end, '?');
+    out->path = (url_part){end, query == NULL ? strlen(end) : (size_t)(query - end)};
+    out->has_query = query != NULL;
+    if (query != NULL) out->query = (url_part){query + 1, strlen(query + 1)};
+    return NULL;
+}
+
+void fsti_url_tell(const char *text, char *out, size_t size) {
+    size_t length = strcspn(text, "?#");
+    const char *slashes = strstr(text, "://");
+    const char *host = slashes == NULL ? text : slashes + 3;
+    size_t host_size = strcspn(host, "/?#");
+    // What stands before an @ is a password as likely as not.
+    const char *user_end = memchr(host, '@', host_size);
+    if (user_end == NULL) {
+        snprintf(out, size, "%.*s", (int)length, text);
+    } else {
+        const char *rest = user_end + 1;
+        snprintf(out, size, "%.*s%.*s", (int)(host - text), text, (int)(text + length - rest),
+                 rest);
+    }
+    fsti_text_make_printable(out);
+}
+
+static bool is_plain(char byte) {
+    return is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' || byte == '_' ||
+           byte == '~';
+}
+
+bool fsti_url_escape(url_part text, bool keeps_slash, char *out, size_t size) {
+    static const char digits[] = "0123456789ABCDEF";
+    size_t used = 0;
+    for (size_t i = 0; i < text.size; i++) {
+        unsigned char byte = (unsigned char)text.at[i];
+        bool is_kept = is_plain((char)byte) || (keeps_slash && byte == '/');
+        if (used + (is_kept ? 1 : 3) >= size) return false;
+        if (is_kept) {
+            out[used++] = (char)byte;
+            continue;
+        }
+        out[used++] = '%';
+        out[used++] = digits[byte >> 4];
+        out[used++] = digits[byte & 15];
+    }
+    if (used >= size) return false;
+    out[used] = '\0';
+    return true;
+}
+
+static int hex_digit(char byte) {
+    if (is_digit(byte)) return byte - '0';
+    byte = lower(byte);
+    return byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : -1;
+}
+
+bool fsti_url_unescape(url_part text, char *out, size_t size) {
+    size_t used = 0;
+    for (size_t i = 0; i < text.size; i++) {
+        char byte = text.at[i];
+        if (byte == '%' && i + 2 < text.size && hex_digit(text.at[i + 1]) >= 0 &&
+            hex_digit(text.at[i + 2]) >= 0) {
+            byte = (char)(hex_digit(text.at[i + 1]) * 16 + hex_digit(text.at[i + 2]));
+            i += 2;
+        }
+        if (byte == '\0' || used + 1 >= size) return false;
+        out[used++] = byte;
+    }
+    if (used >= size) return false;
+    out[used] = '\0';
+    return true;
+}
+
+char *fsti_url_beside(const char *base, const char *name, bool escapes) {
+    size_t length = strcspn(base, "?#");
+    const char *query = base + length;
+    size_t query_size = strlen(query);
+    while (length > 0 && base[length - 1] != '/') length--;
+    size_t name_size = strlen(name), room = length + 3 * name_size + query_size + 1;
+    char *text = fsti_alloc(room);
+    if (text == NULL) return NULL;
+    memcpy(text, base, length);
+    if (escapes)
+        (void)fsti_url_escape((url_part){name, name_size}, true, text + length, room - length);
+    else
+        memcpy(text + length, name, name_size + 1);
+    memcpy(text + length + strlen(text + length), query, query_size + 1);
+    return text;
+}
