@@ -196,7 +196,7 @@ static int meet_library(const char *expected) {
     fst_engine_info infos[16] = {0};
     size_t count = 0;
     const char *path = fixture_tensors("any", 1, 100000);
-    if (fst_engines_probe(path, infos, 16, &count, NULL) != FST_OK || count != 8) return 1;
+    if (fst_engines_probe(path, infos, 16, &count, NULL) != FST_OK || count != 9) return 1;
     for (size_t i = 0; i < count; i++)
         if (strstr(infos[i].reason, expected) != NULL) return 0;
     for (size_t i = 0; i < count; i++) fprintf(stderr, "%s: %s\n", infos[i].name, infos[i].reason);
