@@ -207,16 +207,16 @@ def test_damage_is_told_with_the_tensors_name(tmp_path, pair):
 
 
 def test_without_libzstd_it_says_what_to_install(pair):
-    """Opening and plain tensors work; the rest says what to install."""
+    """What was written here is read without it; writing says what to install."""
     program = f"""
 import sys
 from fastsafetensors import safe_open, SafetensorError
 import fastsafetensors.numpy as fst_numpy
 with safe_open({pair[1]!r}, "np") as file:
     print(sorted(file.keys())[0], file.get_tensor("numbers")[5])
-for work in (lambda: fst_numpy.load_file({pair[1]!r}),
-             lambda: fst_numpy.save_file(fst_numpy.load_file({pair[0]!r}),
-                                         {pair[0]!r} + ".other", compress=True)):
+original, packed = fst_numpy.load_file({pair[0]!r}), fst_numpy.load_file({pair[1]!r})
+print(all(original[name].tobytes() == packed[name].tobytes() for name in original), len(packed))
+for work in (lambda: fst_numpy.save_file(original, {pair[0]!r} + ".other", compress=True),):
     try:
         work()
     except Exception as error:
@@ -239,7 +239,7 @@ for work in (lambda: fst_numpy.load_file({pair[1]!r}),
         check=False,
     ).stdout
     assert out.startswith("bools 5"), out
-    assert out.count("libzstd") >= 2, out
+    assert "True" in out and out.count("libzstd") >= 1, out
 
 
 def listed(path: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 /// is written; what the coder says afterwards, and the CRC, are checked as well.
 #include <string.h>
 
+#include "huffman.h"
 #include "planes.h"
 #include "zstd_library.h"
 
@@ -11,21 +12,19 @@
 #define ZSTD_HEAD_BYTES 6u
 
 struct fsti_decoder {
+    /// For frames of others' making; both NULL until one comes.
     const zstd_library *zstd;
     void *context;
     unsigned char *planes; ///< room for a whole chunk's
+    huffman_table table;
 };
 
 fst_status fsti_decoder_open(fsti_decoder **out, fst_error *error) {
-    const zstd_library *zstd;
     size_t room = ((size_t)1 << FSTI_CHUNK_LOG_MAX) + 64;
-    FST_TRY(fsti_zstd_open(&zstd, error));
     fsti_decoder *decoder = fsti_alloc_zeroed(1, sizeof *decoder);
     if (decoder == NULL) return fsti_error_memory(error, sizeof *decoder);
-    decoder->zstd = zstd;
     decoder->planes = fsti_alloc(room);
-    if (decoder->planes != NULL) decoder->context = zstd->ZSTD_createDCtx();
-    if (decoder->context == NULL) {
+    if (decoder->planes == NULL) {
         fsti_decoder_close(decoder);
         return fsti_error_memory(error, room);
     }
@@ -114,49 +113,61 @@ static bool is_plain_frame(const unsigned char *frame, size_t size) {
     return (frame[4] & 0x3f) == 0x20;
 }
 
-static const char *decode_plane(fsti_decoder *decoder, const unsigned char *frame, size_t size,
-                                unsigned char *target, size_t target_bytes) {
+/// A frame that has more than literals.
+static fst_status decode_by_library(fsti_decoder *decoder, const unsigned char *frame, size_t size,
+                                    unsigned char *target, size_t target_bytes, fst_error *error) {
+    FST_TRY(fsti_zstd_open(&decoder->zstd, error));
     const zstd_library *zstd = decoder->zstd;
-    if (!is_plain_frame(frame, size)) return "a plane is no zstd frame of this format";
+    if (decoder->context == NULL) decoder->context = zstd->ZSTD_createDCtx();
+    if (decoder->context == NULL) return fsti_error_memory(error, target_bytes);
     if (zstd->ZSTD_findFrameCompressedSize(frame, size) != size)
-        return "something else than a zstd frame is in a plane";
+        return refuse(error, "something else than a zstd frame is in a plane");
     size_t got = zstd->ZSTD_decompressDCtx(decoder->context, target, target_bytes, frame, size);
-    if (zstd->ZSTD_isError(got) || got != target_bytes) return "a zstd frame does not decode";
-    return NULL;
+    if (zstd->ZSTD_isError(got) || got != target_bytes)
+        return refuse(error, "a zstd frame does not decode");
+    return FST_OK;
+}
+
+static fst_status decode_plane(fsti_decoder *decoder, const unsigned char *frame, size_t size,
+                               unsigned char *target, size_t target_bytes, fst_error *error) {
+    if (!is_plain_frame(frame, size))
+        return refuse(error, "a plane is no zstd frame of this format");
+    switch (fsti_huffman_decode(&decoder->table, frame, size, target, target_bytes)) {
+    case HUFFMAN_DONE: return FST_OK;
+    case HUFFMAN_DAMAGED: return refuse(error, "a zstd frame does not decode");
+    default: return decode_by_library(decoder, frame, size, target, target_bytes, error);
+    }
 }
 
 /// Brings the planes to memory and joins them.
-static const char *decode_planes(fsti_decoder *decoder, const chunk_parse *parse,
-                                 unsigned char *target) {
+static fst_status decode_planes(fsti_decoder *decoder, const chunk_parse *parse,
+                                unsigned char *target, fst_error *error) {
     const unsigned char *planes[FSTI_PLANE_COUNT_MAX];
     unsigned char *room = decoder->planes;
     size_t size = parse->cut.plane_bytes;
     for (uint32_t k = 0; k < parse->cut.plane_count; k++) {
         const plane_head *head = &parse->heads[k];
         const unsigned char *stored = parse->chunk->stored + parse->places[k];
-        const char *fault = NULL;
         // One plane is the chunk itself.
         unsigned char *place = parse->cut.plane_count == 1 ? target : room;
         planes[k] = place;
         room += size;
         if (head->kind == PLANE_CODED)
-            fault = decode_plane(decoder, stored, head->stored_bytes, place, size);
+            FST_TRY(decode_plane(decoder, stored, head->stored_bytes, place, size, error));
         else if (head->kind == PLANE_CONSTANT)
             memset(place, head->value, size);
         else if (parse->cut.plane_count == 1)
             memcpy(place, stored, size);
         else
             planes[k] = stored;
-        if (fault != NULL) return fault;
     }
     if (parse->cut.plane_count > 1) fsti_planes_join(&parse->cut, planes, target);
-    return NULL;
+    return FST_OK;
 }
 
 fst_status fsti_chunk_decode(fsti_decoder *decoder, const fsti_chunk *chunk, void *target,
                              fst_error *error) {
     chunk_parse parse = {.chunk = chunk, .cut = fsti_planes_of(chunk->dtype, chunk->true_bytes)};
-    const char *fault = NULL;
     if (chunk->true_bytes == 0 || chunk->true_bytes > (size_t)1 << FSTI_CHUNK_LOG_MAX ||
         chunk->true_bytes % parse.cut.element_bytes != 0)
         return refuse(error, "it has no whole number of elements");
@@ -165,10 +176,11 @@ fst_status fsti_chunk_decode(fsti_decoder *decoder, const fsti_chunk *chunk, voi
     if (chunk->is_raw) {
         memcpy(target, chunk->stored, chunk->true_bytes);
     } else {
-        fault = read_heads(&parse);
-        if (fault == NULL) fault = decode_planes(decoder, &parse, target);
+        const char *fault = read_heads(&parse);
+        if (fault != NULL) return refuse(error, fault);
+        FST_TRY(decode_planes(decoder, &parse, target, error));
     }
-    if (fault == NULL && fsti_crc32c(target, chunk->true_bytes) != chunk->crc)
-        fault = "its CRC32C differs";
-    return fault == NULL ? FST_OK : refuse(error, fault);
+    if (fsti_crc32c(target, chunk->true_bytes) != chunk->crc)
+        return refuse(error, "its CRC32C differs");
+    return FST_OK;
 }

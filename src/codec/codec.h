@@ -50,14 +50,16 @@ typedef struct fsti_chunk {
 typedef struct fsti_decoder fsti_decoder;
 typedef struct fsti_encoder fsti_encoder;
 
-/// FST_E_UNSUPPORTED that says what to install where the coder's library is not there.
 fst_status fsti_decoder_open(fsti_decoder **out, fst_error *error);
 void fsti_decoder_close(fsti_decoder *decoder);
 /// Writes the chunk's true bytes to `target`: them, or FST_E_CORRUPT that says what is wrong with
 /// the chunk, whatever its bytes are. Nothing outside of `stored` and `target` is touched.
+/// FST_E_UNSUPPORTED that says what to install where a chunk of another writer's needs the coder's
+/// library and it is not there; what fsti_chunk_encode() makes hardly ever does.
 fst_status fsti_chunk_decode(fsti_decoder *decoder, const fsti_chunk *chunk, void *target,
                              fst_error *error);
 
+/// FST_E_UNSUPPORTED that says what to install where the coder's library is not there.
 fst_status fsti_encoder_open(fsti_encoder **out, fst_error *error);
 void fsti_encoder_close(fsti_encoder *encoder);
 /// Encodes chunk->true_bytes bytes at `source` to `target`, which has room for as many; fills the

@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct huffman_table;
+struct huffman_stream;
+
 /// `planes[k]` has a byte for each element (of nibble pairs: for each two), the elements' uppermost
 /// bytes in plane 0. `count` is of elements. Nothing needs alignment.
 typedef struct codec_kernels {
@@ -27,6 +30,9 @@ typedef struct codec_kernels {
                     uint32_t rotation);
     void (*join_nibbles)(void *target, const unsigned char *const *planes, size_t count);
     uint32_t (*crc32c)(const void *bytes, size_t size_bytes);
+    /// Decodes most of the streams, and leaves what is near an end to who looks at every bit.
+    void (*rush_streams)(const struct huffman_table *table, struct huffman_stream *streams,
+                         size_t count);
 } codec_kernels;
 
 extern const codec_kernels fsti_codec_scalar;

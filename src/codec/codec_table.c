@@ -15,8 +15,9 @@ bool fsti_codec_usable(const codec_kernels *kernels) {
 #if defined(__x86_64__)
     if (kernels == &fsti_codec_avx512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl");
-    if (kernels == &fsti_codec_avx2) return __builtin_cpu_supports("avx2") != 0;
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2");
+    if (kernels == &fsti_codec_avx2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
 #elif defined(__aarch64__)
     if (kernels == &fsti_codec_neon) return (getauxval(AT_HWCAP) & HAS_CRC32) != 0;
 #endif

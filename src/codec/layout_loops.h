@@ -1,117 +1,198 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The loops of one instruction set: CODEC_NAME names the table, the compiler's flags choose it.
-/// Plain integer arithmetic without branches, for the compiler to vectorise.
+/// Vectors of 16 bytes in the compilers' own notation: what they make of it is each processor's.
 #include <stdbool.h>
 #include <string.h>
 
 #include "codec_kernels.h"
 
+/// What is only fast with its constants known.
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
 #define TEXT(a) #a
 #define TEXT_OF(a) TEXT(a)
 
-/// Loops work on blocks of this many elements, so that compilers know they are worth it.
-#define BLOCK 64u
+typedef uint8_t bytes_16 __attribute__((vector_size(16)));
+typedef uint16_t words_16 __attribute__((vector_size(16)));
+typedef uint32_t words_32 __attribute__((vector_size(16)));
+typedef uint64_t words_64 __attribute__((vector_size(16)));
 
-#define DEFINE_SPLIT(bits, bytes)                                                                  \
-    static inline void split_block_##bits(const unsigned char *restrict source,                    \
-                                          unsigned char *const *planes, size_t at, size_t count,   \
-                                          uint32_t rotation) {                                     \
-        uint##bits##_t values[BLOCK];                                                              \
-        memcpy(values, source + at * bytes, count * bytes);                                        \
-        for (size_t i = 0; i < count; i++)                                                         \
-            values[i] = (uint##bits##_t)(values[i] << rotation |                                   \
-                                         values[i] >> ((bits - rotation) & (bits - 1)));           \
-        for (uint32_t k = 0; k < bytes; k++) {                                                     \
-            unsigned char *restrict plane = planes[k] + at;                                        \
-            uint32_t shift = (bytes - 1 - k) * 8;                                                  \
-            for (size_t i = 0; i < count; i++) plane[i] = (unsigned char)(values[i] >> shift);     \
-        }                                                                                          \
-    }                                                                                              \
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef PICK
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (bytes_16){__VA_ARGS__})
+#endif
+#define EVEN_BYTES(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD_BYTES(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define LOWER_HALVES(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define UPPER_HALVES(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+
+/// Elements of a block: a vector of each plane.
+#define BLOCK 16u
+
+ALWAYS_INLINE bytes_16 load_vector(const unsigned char *bytes) {
+    bytes_16 vector;
+    memcpy(&vector, bytes, sizeof vector);
+    return vector;
+}
+
+ALWAYS_INLINE bytes_16 rotate_left(bytes_16 vector, uint32_t element_bytes) {
+    if (element_bytes == 2) return (bytes_16)((words_16)vector << 1 | (words_16)vector >> 15);
+    if (element_bytes == 4) return (bytes_16)((words_32)vector << 1 | (words_32)vector >> 31);
+    return (bytes_16)((words_64)vector << 1 | (words_64)vector >> 63);
+}
+
+ALWAYS_INLINE bytes_16 rotate_right(bytes_16 vector, uint32_t element_bytes) {
+    if (element_bytes == 2) return (bytes_16)((words_16)vector >> 1 | (words_16)vector << 15);
+    if (element_bytes == 4) return (bytes_16)((words_32)vector >> 1 | (words_32)vector << 31);
+    return (bytes_16)((words_64)vector >> 1 | (words_64)vector << 63);
+}
+
+/// Even bytes to the first half of the vectors, odd ones to the second: as often as an element's
+/// size has halves, and vector k is byte k of the elements.
+ALWAYS_INLINE void split_block(const unsigned char *source, unsigned char *const *planes, size_t at,
+                               uint32_t bytes, bool is_rotated) {
+    bytes_16 vectors[8], next[8];
+    for (uint32_t k = 0; k < bytes; k++) {
+        vectors[k] = load_vector(source + k * BLOCK);
+        if (is_rotated) vectors[k] = rotate_left(vectors[k], bytes);
+    }
+    for (uint32_t size = bytes; size > 1; size /= 2) {
+        for (uint32_t k = 0; k < bytes / 2; k++) {
+            next[k] = EVEN_BYTES(vectors[2 * k], vectors[2 * k + 1]);
+            next[bytes / 2 + k] = ODD_BYTES(vectors[2 * k], vectors[2 * k + 1]);
+        }
+        for (uint32_t k = 0; k < bytes; k++) vectors[k] = next[k];
+    }
+    for (uint32_t k = 0; k < bytes; k++)
+        memcpy(planes[bytes - 1 - k] + at, &vectors[k], sizeof vectors[k]);
+}
+
+/// The way back.
+ALWAYS_INLINE void join_block(unsigned char *target, const unsigned char *const *planes, size_t at,
+                              uint32_t bytes, bool is_rotated) {
+    bytes_16 vectors[8], next[8];
+    for (uint32_t k = 0; k < bytes; k++) vectors[k] = load_vector(planes[bytes - 1 - k] + at);
+    for (uint32_t size = bytes; size > 1; size /= 2) {
+        for (uint32_t k = 0; k < bytes / 2; k++) {
+            next[2 * k] = LOWER_HALVES(vectors[k], vectors[bytes / 2 + k]);
+            next[2 * k + 1] = UPPER_HALVES(vectors[k], vectors[bytes / 2 + k]);
+        }
+        for (uint32_t k = 0; k < bytes; k++) vectors[k] = next[k];
+    }
+    for (uint32_t k = 0; k < bytes; k++) {
+        if (is_rotated) vectors[k] = rotate_right(vectors[k], bytes);
+        memcpy(target + k * BLOCK, &vectors[k], sizeof vectors[k]);
+    }
+}
+
+/// A last block that is not whole goes by way of one that is.
+ALWAYS_INLINE void split_all(const void *source, unsigned char *const *planes, size_t count,
+                             uint32_t bytes, bool is_rotated) {
+    unsigned char block[BLOCK * 8] = {0}, cut[8][BLOCK], *cuts[8];
+    const unsigned char *in = source;
+    size_t at = 0;
+    for (; at + BLOCK <= count; at += BLOCK)
+        split_block(in + at * bytes, planes, at, bytes, is_rotated);
+    if (at == count) return;
+    memcpy(block, in + at * bytes, (count - at) * bytes);
+    for (uint32_t k = 0; k < bytes; k++) cuts[k] = cut[k];
+    split_block(block, cuts, 0, bytes, is_rotated);
+    for (uint32_t k = 0; k < bytes; k++) memcpy(planes[k] + at, cut[k], count - at);
+}
+
+ALWAYS_INLINE void join_all(void *target, const unsigned char *const *planes, size_t count,
+                            uint32_t bytes, bool is_rotated) {
+    unsigned char block[BLOCK * 8], cut[8][BLOCK] = {{0}};
+    const unsigned char *cuts[8];
+    unsigned char *out = target;
+    size_t at = 0;
+    for (; at + BLOCK <= count; at += BLOCK)
+        join_block(out + at * bytes, planes, at, bytes, is_rotated);
+    if (at == count) return;
+    for (uint32_t k = 0; k < bytes; k++) {
+        memcpy(cut[k], planes[k] + at, count - at);
+        cuts[k] = cut[k];
+    }
+    join_block(block, cuts, 0, bytes, is_rotated);
+    memcpy(out + at * bytes, block, (count - at) * bytes);
+}
+
+#define DEFINE_LAYOUT(bits, bytes)                                                                 \
     static void split_##bits(const void *source, unsigned char *const *planes, size_t count,       \
                              uint32_t rotation) {                                                  \
-        size_t at = 0;                                                                             \
-        for (; at + BLOCK <= count; at += BLOCK)                                                   \
-            split_block_##bits(source, planes, at, BLOCK, rotation);                               \
-        split_block_##bits(source, planes, at, count - at, rotation);                              \
-    }
-
-DEFINE_SPLIT(16, 2)
-DEFINE_SPLIT(32, 4)
-DEFINE_SPLIT(64, 8)
-
-#define DEFINE_JOIN(bits, bytes)                                                                   \
-    static inline void join_block_##bits(unsigned char *restrict target,                           \
-                                         const unsigned char *const *planes, size_t at,            \
-                                         size_t count, uint32_t rotation) {                        \
-        uint##bits##_t values[BLOCK];                                                              \
-        for (size_t i = 0; i < count; i++) values[i] = planes[bytes - 1][at + i];                  \
-        for (uint32_t k = 0; k + 1 < bytes; k++) {                                                 \
-            const unsigned char *restrict plane = planes[k] + at;                                  \
-            uint32_t shift = (bytes - 1 - k) * 8;                                                  \
-            for (size_t i = 0; i < count; i++)                                                     \
-                values[i] |= (uint##bits##_t)((uint##bits##_t)plane[i] << shift);                  \
-        }                                                                                          \
-        for (size_t i = 0; i < count; i++)                                                         \
-            values[i] = (uint##bits##_t)(values[i] >> rotation |                                   \
-                                         values[i] << ((bits - rotation) & (bits - 1)));           \
-        memcpy(target + at * bytes, values, count * bytes);                                        \
+        if (rotation != 0)                                                                         \
+            split_all(source, planes, count, bytes, true);                                         \
+        else                                                                                       \
+            split_all(source, planes, count, bytes, false);                                        \
     }                                                                                              \
     static void join_##bits(void *target, const unsigned char *const *planes, size_t count,        \
                             uint32_t rotation) {                                                   \
-        size_t at = 0;                                                                             \
-        for (; at + BLOCK <= count; at += BLOCK)                                                   \
-            join_block_##bits(target, planes, at, BLOCK, rotation);                                \
-        join_block_##bits(target, planes, at, count - at, rotation);                               \
+        if (rotation != 0)                                                                         \
+            join_all(target, planes, count, bytes, true);                                          \
+        else                                                                                       \
+            join_all(target, planes, count, bytes, false);                                         \
     }
 
-DEFINE_JOIN(16, 2)
-DEFINE_JOIN(32, 4)
-DEFINE_JOIN(64, 8)
+DEFINE_LAYOUT(16, 2)
+DEFINE_LAYOUT(32, 4)
+DEFINE_LAYOUT(64, 8)
 
-static inline unsigned char rotate_left(unsigned char value) {
-    return (unsigned char)(value << 1 | value >> 7);
+/// Two vectors of elements are one of pairs. The first of a pair has the lower half of each plane's
+/// byte.
+ALWAYS_INLINE void split_pairs(const unsigned char *in, unsigned char *upper,
+                               unsigned char *lower) {
+    bytes_16 low = load_vector(in), high = load_vector(in + 16);
+    low = low << 1 | low >> 7;
+    high = high << 1 | high >> 7;
+    bytes_16 first = EVEN_BYTES(low, high), second = ODD_BYTES(low, high);
+    bytes_16 uppers = first >> 4 | (second & 0xf0), lowers = (first & 0x0f) | second << 4;
+    memcpy(upper, &uppers, 16);
+    memcpy(lower, &lowers, 16);
 }
 
-static inline unsigned char rotate_right(unsigned char value) {
-    return (unsigned char)(value >> 1 | value << 7);
+ALWAYS_INLINE void join_pairs(unsigned char *out, const unsigned char *upper,
+                              const unsigned char *lower) {
+    bytes_16 uppers = load_vector(upper), lowers = load_vector(lower);
+    bytes_16 first = uppers << 4 | (lowers & 0x0f), second = (uppers & 0xf0) | lowers >> 4;
+    first = first >> 1 | first << 7;
+    second = second >> 1 | second << 7;
+    bytes_16 low = LOWER_HALVES(first, second), high = UPPER_HALVES(first, second);
+    memcpy(out, &low, 16);
+    memcpy(out + 16, &high, 16);
 }
 
-/// The first element of a pair has the lower half of each plane's byte. A last one without a
-/// partner is paired with zero.
+/// A last element without a partner is paired with zero.
 static void split_nibbles(const void *source, unsigned char *const *planes, size_t count) {
-    const unsigned char *restrict in = source;
-    unsigned char *restrict upper = planes[0];
-    unsigned char *restrict lower = planes[1];
-    size_t pairs = count / 2;
-    for (size_t i = 0; i < pairs; i++) {
-        unsigned char first = rotate_left(in[2 * i]), second = rotate_left(in[2 * i + 1]);
-        upper[i] = (unsigned char)(first >> 4 | (second & 0xf0));
-        lower[i] = (unsigned char)((first & 0x0f) | second << 4);
-    }
-    if (count % 2 == 0) return;
-    unsigned char last = rotate_left(in[count - 1]);
-    upper[pairs] = (unsigned char)(last >> 4);
-    lower[pairs] = (unsigned char)(last & 0x0f);
+    const unsigned char *in = source;
+    unsigned char block[32] = {0}, upper[16], lower[16];
+    size_t at = 0;
+    for (; at + 32 <= count; at += 32) split_pairs(in + at, planes[0] + at / 2, planes[1] + at / 2);
+    if (at == count) return;
+    memcpy(block, in + at, count - at);
+    split_pairs(block, upper, lower);
+    memcpy(planes[0] + at / 2, upper, (count - at + 1) / 2);
+    memcpy(planes[1] + at / 2, lower, (count - at + 1) / 2);
 }
 
 static void join_nibbles(void *target, const unsigned char *const *planes, size_t count) {
-    unsigned char *restrict out = target;
-    const unsigned char *restrict upper = planes[0];
-    const unsigned char *restrict lower = planes[1];
-    size_t pairs = count / 2;
-    for (size_t i = 0; i < pairs; i++) {
-        unsigned char first = (unsigned char)(upper[i] << 4 | (lower[i] & 0x0f));
-        unsigned char second = (unsigned char)((upper[i] & 0xf0) | lower[i] >> 4);
-        out[2 * i] = rotate_right(first);
-        out[2 * i + 1] = rotate_right(second);
-    }
-    if (count % 2 != 0)
-        out[count - 1] = rotate_right((unsigned char)(upper[pairs] << 4 | (lower[pairs] & 0x0f)));
+    unsigned char *out = target;
+    unsigned char block[32], upper[16] = {0}, lower[16] = {0};
+    size_t at = 0;
+    for (; at + 32 <= count; at += 32) join_pairs(out + at, planes[0] + at / 2, planes[1] + at / 2);
+    if (at == count) return;
+    memcpy(upper, planes[0] + at / 2, (count - at + 1) / 2);
+    memcpy(lower, planes[1] + at / 2, (count - at + 1) / 2);
+    join_pairs(block, upper, lower);
+    memcpy(out + at, block, count - at);
 }
 
 #include "crc32c_loops.h"
+#include "huffman_loops.h"
 
 const codec_kernels NAMED(fsti_codec_, CODEC_NAME) = {
     .name = TEXT_OF(CODEC_NAME),
@@ -124,4 +205,5 @@ const codec_kernels NAMED(fsti_codec_, CODEC_NAME) = {
     .join_64 = join_64,
     .join_nibbles = join_nibbles,
     .crc32c = crc32c_of,
+    .rush_streams = rush_streams,
 };

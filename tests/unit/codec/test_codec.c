@@ -13,14 +13,14 @@ static unsigned char *source, *stored, *target;
 static bool have_room(void) {
     fst_error error;
     if (source != NULL) return true;
-    if (fsti_decoder_open(&decoder, &error) != FST_OK) {
+    if (fsti_encoder_open(&encoder, &error) != FST_OK) {
         check_skip_reason = "no libzstd";
         return false;
     }
     source = malloc(ROOM_BYTES);
     stored = malloc(ROOM_BYTES);
     target = malloc(ROOM_BYTES);
-    return fsti_encoder_open(&encoder, &error) == FST_OK;
+    return fsti_decoder_open(&decoder, &error) == FST_OK;
 }
 
 static uint64_t seed = 1;

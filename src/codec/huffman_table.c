@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The description of a Huffman tree (RFC 8878, 4.2.1), and the table that codes are looked up in.
+#include "huffman.h"
+
+#include <string.h>
+
+#define WEIGHTS_MAX 255u ///< that are described: the last symbol's follows from them
+#define STATE_BITS_MAX 6u
+#define STATES_MAX ((size_t)1 << STATE_BITS_MAX)
+
+typedef struct tree_weights {
+    uint8_t of[WEIGHTS_MAX + 1];
+    uint32_t count;
+} tree_weights;
+
+/// The states that weights are coded by (RFC 8878, 4.1).
+typedef struct weight_states {
+    uint8_t weight[STATES_MAX], bits[STATES_MAX], base[STATES_MAX];
+    int counts[HUFFMAN_BITS + 1]; ///< of states by weight; -1: one that takes all bits
+    uint32_t log, weight_count;
+} weight_states;
+
+static uint32_t top_bit(uint32_t value) { return 31 - (uint32_t)__builtin_clz(value); }
+
+/// `count` bits from bit `at` on; bits beyond the end are zero.
+static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, uint32_t count) {
+    uint32_t value = 0;
+    for (uint32_t i = 0; i < 3 && at / 8 + i < size; i++)
+        value |= (uint32_t)bytes[at / 8 + i] << 8 * i;
+    return value >> at % 8 & ((1u << count) - 1);
+}
+
+/// Fills counts: the bytes that their description took, or 0.
+static size_t read_counts(weight_states *states, const unsigned char *bytes, size_t size) {
+    uint64_t at = 4;
+    states->log = (bytes[0] & 15u) + 5;
+    if (states->log > STATE_BITS_MAX) return 0;
+    int left = (1 << states->log) + 1;
+    while (left > 1) {
+        uint32_t width = top_bit((uint32_t)left) + 1;
+        uint32_t short_values = (1u << width) - 1 - (uint32_t)left;
+        uint32_t value = bits_at(bytes, size, at, width - 1);
+        if (value < short_values) {
+            at += width - 1;
+        } else {
+            value = bits_at(bytes, size, at, width);
+            at += width;
+            if (value >= 1u << (width - 1)) value -= short_values;
+        }
+        if (states->weight_count > HUFFMAN_BITS) return 0;
+        int count = (int)value - 1;
+        states->counts[states->weight_count++] = count;
+        left -= count < 0 ? 1 : count;
+        uint32_t skip = count == 0 ? 3 : 0;
+        while (skip == 3) {
+            skip = bits_at(bytes, size, at, 2);
+            at += 2;
+            states->weight_count += skip;
+            if (states->weight_count > HUFFMAN_BITS + 1) return 0;
+        }
+    }
+    return left == 1 && (at + 7) / 8 <= size ? (size_t)(at + 7) / 8 : 0;
+}
+
+/// Gives the states their weights, bits and bases.
+static void spread_states(weight_states *states) {
+    uint32_t size = 1u << states->log, high = size, at = 0, next[HUFFMAN_BITS + 1];
+    uint32_t step = (size >> 1) + (size >> 3) + 3;
+    for (uint32_t w = 0; w < states->weight_count; w++) {
+        next[w] = states->counts[w] < 0 ? 1 : (uint32_t)states->counts[w];
+        if (states->counts[w] < 0) states->weight[--high] = (uint8_t)w;
+    }
+    for (uint32_t w = 0; w < states->weight_count; w++)
+        for (int i = 0; i < states->counts[w]; i++) {
+            states->weight[at] = (uint8_t)w;
+            do at = (at + step) & (size - 1);
+            while (at >= high);
+        }
+    for (uint32_t i = 0; i < size; i++) {
+        uint32_t number = next[states->weight[i]]++;
+        states->bits[i] = (uint8_t)(states->log - top_bit(number));
+        states->base[i] = (uint8_t)((number << states->bits[i]) - size);
+    }
+}
+
+/// Takes bits from the end of what is left; beyond the begin they are zero, and `left` negative.
+static uint32_t take_back(const unsigned char *bytes, size_t size, int64_t *left, uint32_t count) {
+    *left -= count;
+    if (*left >= 0) return bits_at(bytes, size, (uint64_t)*left, count);
+    if (*left + (int64_t)count <= 0) return 0;
+    return bits_at(bytes, size, 0, (uint32_t)(*left + (int64_t)count)) << -*left;
+}
+
+/// Two states take turns until the bits have run out.
+static bool read_coded_weights(tree_weights *weights, const unsigned char *bytes, size_t size) {
+    weight_states states = {.weight_count = 0};
+    size_t used = read_counts(&states, bytes, size);
+    if (used == 0 || used >= size || bytes[size - 1] == 0) return false;
+    spread_states(&states);
+    bytes += used;
+    size -= used;
+    int64_t left = (int64_t)size * 8 - 8 + top_bit(bytes[size - 1]);
+    uint32_t state[2];
+    state[0] = take_back(bytes, size, &left, states.log);
+    state[1] = take_back(bytes, size, &left, states.log);
+    if (left < 0) return false;
+    for (uint32_t turn = 0; weights->count < WEIGHTS_MAX; turn ^= 1) {
+        uint32_t now = state[turn];
+        weights->of[weights->count++] = states.weight[now];
+        state[turn] = states.base[now] + take_back(bytes, size, &left, states.bits[now]);
+        if (left >= 0) continue;
+        if (weights->count == WEIGHTS_MAX) return false;
+        weights->of[weights->count++] = states.weight[state[turn ^ 1]];
+        return true;
+    }
+    return false;
+}
+
+static bool read_plain_weights(tree_weights *weights, const unsigned char *bytes, uint32_t count) {
+    weights->count = count;
+    for (uint32_t i = 0; i < count; i++)
+        weights->of[i] = i % 2 == 0 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15;
+    return true;
+}
+
+/// The last symbol's weight is what makes the tree complete; the bits of the longest code, or 0.
+static uint32_t complete_tree(tree_weights *weights) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < weights->count; i++) {
+        if (weights->of[i] > HUFFMAN_BITS) return 0;
+        if (weights->of[i] > 0) sum += 1u << (weights->of[i] - 1);
+    }
+    if (sum == 0 || sum >= HUFFMAN_CELLS) return 0;
+    uint32_t bits = top_bit(sum) + 1, rest = (1u << bits) - sum;
+    if ((rest & (rest - 1)) != 0) return 0;
+    weights->of[weights->count++] = (uint8_t)(top_bit(rest) + 1);
+    return bits;
+}
+
+/// Codes are given out by length, the longest first, then by symbol.
+static void sort_symbols(huffman_table *table, const tree_weights *weights, uint32_t bits,
+                         uint8_t *sorted, uint32_t *sorted_count) {
+    uint32_t starts[HUFFMAN_BITS + 2] = {0}, total = 0;
+    for (uint32_t i = 0; i < weights->count; i++) starts[weights->of[i]]++;
+    starts[0] = 0;
+    for (uint32_t w = 1; w <= HUFFMAN_BITS; w++) {
+        uint32_t count = starts[w];
+        starts[w] = total;
+        total += count;
+    }
+    memset(table->code_bits, 0, sizeof table->code_bits);
+    for (uint32_t i = 0; i < weights->count; i++) {
+        if (weights->of[i] == 0) continue;
+        sorted[starts[weights->of[i]]++] = (uint8_t)i;
+        table->code_bits[i] = (uint8_t)(bits + 1 - weights->of[i]);
+    }
+    *sorted_count = total;
+}
+
+/// The cells of one symbol, at the begin of `count` cells that have `bits` bits behind it: it, and
+/// what those begin with. A cell has room for six symbols, so where those are six already, as of
+/// codes of one bit, one bit is left less often than six: five of fewer bits stand in.
+static void fill_cells(const huffman_table *table, uint64_t *cells, uint32_t symbol,
+                       uint32_t bits) {
+    uint64_t own = table->code_bits[symbol] | symbol << 8 | (uint64_t)1 << 56;
+    const uint64_t *rest = table->cells + ((size_t)1 << bits);
+    const uint64_t *fewer = bits > 5 ? table->cells + ((size_t)1 << 5) : rest;
+    for (size_t i = 0; i < (size_t)1 << bits; i++) {
+        uint64_t next = rest[i];
+        if (next >> 56 >= HUFFMAN_SYMBOLS) next = fewer[i >> (bits - 5)];
+        cells[i] = own + (next & (uint64_t)0xff << 56) + (next & 0xff) + ((next << 8 >> 16) << 16);
+    }
+}
+
+static void fill_table(huffman_table *table, const uint8_t *sorted, uint32_t sorted_count) {
+    for (uint32_t k = 0; k <= HUFFMAN_BITS; k++) {
+        uint64_t *cells = table->cells + ((size_t)1 << k), *end = cells + ((size_t)1 << k);
+        // From the shortest code down, as long as codes fit.
+        for (uint32_t i = sorted_count; i > 0 && table->code_bits[sorted[i - 1]] <= k; i--) {
+            uint32_t bits = k - table->code_bits[sorted[i - 1]];
+            end -= (size_t)1 << bits;
+            fill_cells(table, end, sorted[i - 1], bits);
+        }
+        memset(cells, 0, (size_t)(end - cells) * sizeof *cells);
+    }
+}
+
+size_t fsti_huffman_table_read(huffman_table *table, const unsigned char *bytes, size_t size) {
+    tree_weights weights = {.count = 0};
+    uint8_t sorted[256];
+    uint32_t sorted_count;
+    table->is_filled = false;
+    if (size == 0) return 0;
+    size_t used = bytes[0] < 128 ? bytes[0] : (bytes[0] - 126u) / 2;
+    if (used == 0 || used > size - 1) return 0;
+    bool is_read = bytes[0] < 128 ? read_coded_weights(&weights, bytes + 1, used)
+                                  : read_plain_weights(&weights, bytes + 1, bytes[0] - 127u);
+    if (!is_read) return 0;
+    uint32_t bits = complete_tree(&weights);
+    if (bits == 0) return 0;
+    sort_symbols(table, &weights, bits, sorted, &sorted_count);
+    fill_table(table, sorted, sorted_count);
+    table->is_filled = true;
+    return 1 + used;
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Literals of zstd frames: what libzstd makes is decoded without it, to the same bytes; damage is
+/// refused or gives some bytes of the right number, within bounds.
+#include "check.h"
+#include "codec/codec_kernels.h"
+#include "codec/huffman.h"
+#include "codec/zstd_library.h"
+
+#define SIZE_MAX_BYTES ((size_t)300000)
+
+static const zstd_library *zstd;
+static void *context;
+static unsigned char *plain, *frame, *target;
+static huffman_table *table;
+static uint64_t seed = 7;
+
+static uint32_t next_random(void) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 33);
+}
+
+static bool have_library(void) {
+    if (context != NULL) return true;
+    if (fsti_zstd_open(&zstd, NULL) != FST_OK) {
+        check_skip_reason = "no libzstd";
+        return false;
+    }
+    plain = malloc(SIZE_MAX_BYTES);
+    frame = malloc(2 * SIZE_MAX_BYTES);
+    target = malloc(SIZE_MAX_BYTES + 64);
+    table = malloc(sizeof *table);
+    context = zstd->ZSTD_createCCtx();
+    return context != NULL;
+}
+
+/// Makes a frame of literals alone, as the writer does: no matches are looked for.
+static size_t make_frame(size_t size) {
+    static const int parameters[][2] = {{107, 1}, {105, 7}, {102, 6}, {106, 131072}, {1002, 1}};
+    for (size_t i = 0; i < 5; i++)
+        (void)zstd->ZSTD_CCtx_setParameter(context, parameters[i][0], parameters[i][1]);
+    return zstd->ZSTD_compress2(context, frame, 2 * SIZE_MAX_BYTES, plain, size);
+}
+
+/// Bytes whose number of values, and how often the most frequent one comes, are told.
+static void fill(size_t size, uint32_t values, uint32_t skew) {
+    for (size_t i = 0; i < size; i++) {
+        uint32_t value = next_random() % values;
+        for (uint32_t k = 0; k < skew; k++) {
+            uint32_t other = next_random() % values;
+            value = other < value ? other : value;
+        }
+        plain[i] = (unsigned char)(value + 7);
+    }
+}
+
+static huffman_verdict decode(const codec_kernels *kernels, size_t frame_bytes, size_t size) {
+    // Memory of just this size, so that a sanitizer sees every step beyond.
+    unsigned char *exact = malloc(frame_bytes);
+    memcpy(exact, frame, frame_bytes);
+    memset(target, 0xa5, size + 64);
+    fsti_codec_use(kernels);
+    huffman_verdict verdict = fsti_huffman_decode(table, exact, frame_bytes, target, size);
+    free(exact);
+    for (size_t i = 0; i < 64; i++)
+        if (target[size + i] != 0xa5) abort();
+    return verdict;
+}
+
+static const codec_kernels *const all_kernels[] = {
+#if defined(__x86_64__)
+    &fsti_codec_avx512,
+    &fsti_codec_avx2,
+#elif defined(__aarch64__)
+    &fsti_codec_neon,
+#endif
+    &fsti_codec_scalar,
+};
+
+TEST(frames_of_literals_need_no_library)
+{
+    static const size_t sizes[] = {1,    2,    63,    64,     255,    256,    300,   1000,
+                                   1024, 4097, 65536, 131072, 131073, 262144, 299999};
+    if (!have_library()) return;
+    size_t done = 0, others = 0;
+    for (uint32_t values = 1; values <= 249; values += values < 20 ? 1 : 57)
+        for (uint32_t skew = 0; skew < 8; skew += values < 20 ? 1 : 3)
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+                fill(sizes[i], values, skew);
+                size_t bytes = make_frame(sizes[i]);
+                for (size_t k = 0; k < sizeof all_kernels / sizeof *all_kernels; k++) {
+                    if (!fsti_codec_usable(all_kernels[k])) continue;
+                    huffman_verdict verdict = decode(all_kernels[k], bytes, sizes[i]);
+                    CHECK(verdict != HUFFMAN_DAMAGED);
+                    if (verdict == HUFFMAN_OTHER) others++;
+                    if (verdict != HUFFMAN_DONE) continue;
+                    done++;
+                    CHECK(memcmp(target, plain, sizes[i]) == 0);
+                }
+            }
+    printf("# %zu of literals, %zu with matches\n", done, others);
+    CHECK(done > 8 * others);
+}
+
+TEST(frames_with_matches_are_left_to_the_library)
+{
+    if (!have_library()) return;
+    fill(5000, 200, 0);
+    memcpy(plain + 5000, plain, 5000);
+    (void)zstd->ZSTD_CCtx_setParameter(context, 107, 3);
+    (void)zstd->ZSTD_CCtx_setParameter(context, 106, 0);
+    (void)zstd->ZSTD_CCtx_setParameter(context, 102, 17);
+    size_t bytes = zstd->ZSTD_compress2(context, frame, 2 * SIZE_MAX_BYTES, plain, 10000);
+    CHECK(bytes < 6000);
+    CHECK(decode(fsti_codec_kernels(), bytes, 10000) == HUFFMAN_OTHER);
+}
+
+TEST(damage_stays_within_bounds)
+{
+    if (!have_library()) return;
+    void *reader = zstd->ZSTD_createDCtx();
+    size_t refused = 0, agreed = 0;
+    for (uint32_t round = 0; round < 40; round++) {
+        size_t size = 200 + next_random() % 5000;
+        fill(size, 2 + round * 5, round % 6);
+        size_t bytes = make_frame(size);
+        for (uint32_t flip = 0; flip < 250; flip++) {
+            size_t at = 5 + next_random() % (bytes - 5);
+            unsigned char bit = (unsigned char)(1u << next_random() % 8);
+            frame[at] ^= bit;
+            huffman_verdict verdict = decode(fsti_codec_kernels(), bytes, size);
+            if (verdict == HUFFMAN_DAMAGED) refused++;
+            if (verdict == HUFFMAN_DONE) {
+                // What both take is the same bytes. (The library refuses a little more: chunks
+                // have a CRC.)
+                unsigned char *other = malloc(size);
+                size_t got = zstd->ZSTD_decompressDCtx(reader, other, size, frame, bytes);
+                bool is_taken = !zstd->ZSTD_isError(got);
+                CHECK(!is_taken || (got == size && memcmp(other, target, size) == 0));
+                free(other);
+                if (is_taken) agreed++;
+            }
+            frame[at] ^= bit;
+        }
+        for (size_t cut = 0; cut < bytes; cut += 1 + bytes / 50)
+            CHECK(decode(fsti_codec_kernels(), cut, size) != HUFFMAN_DONE);
+    }
+    printf("# %zu flips refused, %zu decoded as by libzstd\n", refused, agreed);
+    CHECK(refused > 1000 && agreed > 10);
+    zstd->ZSTD_freeDCtx(reader);
+}
