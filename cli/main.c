@@ -36,10 +36,46 @@ static int finish_output(int code) {
     return errno == EPIPE ? code : EXIT_UNREADABLE;
 }
 
+/// What is asked for by a word of other programs, and what says it here.
+static const char *word_here(const char *word) {
+    static const struct {
+        const char *word, *here;
+    } words[] = {
+        {"info", "inspect"},
+        {"list", "inspect"},
+        {"ls", "inspect"},
+        {"header", "inspect --json"},
+        {"metadata", "inspect"},
+        {"cat", "show"},
+        {"print", "show"},
+        {"stats", "show"},
+        {"check", "verify"},
+        {"validate", "verify"},
+        {"checksum", "hash"},
+        {"digest", "hash"},
+        {"compare", "diff"},
+        {"rename", "edit --rename OLD=NEW"},
+        {"quantize", "convert"},
+        {"cast", "convert --dtype"},
+        {"compress", "convert --compress"},
+        {"decompress", "convert --decompress"},
+        {"shard", "split"},
+        {"join", "merge"},
+        {"repair", "rescue"},
+        {"benchmark", "bench"},
+        {"version", "--version"},
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(word, words[i].word) == 0) return words[i].here;
+    return NULL;
+}
+
 static int refuse_command(const char *name) {
-    const char *names[32];
-    size_t count = 0;
-    for (; cli_commands[count] != NULL; count++) names[count] = cli_commands[count]->name;
+    const char *names[32] = {"help"};
+    const char *here = word_here(name);
+    size_t count = 1;
+    if (here != NULL) return cli_usage(NULL, "unknown command '%s': that is '%s' here", name, here);
+    for (; cli_commands[count - 1] != NULL; count++) names[count] = cli_commands[count - 1]->name;
     const char *nearest = cli_nearest(name, names, count);
     if (nearest != NULL)
         return cli_usage(NULL, "unknown command '%s'; did you mean '%s'?", name, nearest);

@@ -354,6 +354,17 @@ def test_words_that_are_nearly_right(run, model):
     assert run("load", "--mode", "load", "--dtype", "torch.bfloat16", model[0]).returncode == 0
 
 
+@pytest.mark.parametrize("word, here", [
+    ("hlep", "did you mean 'help'?"), ("ls", "that is 'inspect' here"),
+    ("rename", "that is 'edit --rename OLD=NEW' here"), ("quantize", "that is 'convert' here"),
+    ("sync", "and no such file")])
+def test_words_of_other_programs(run, word, here):
+    """What others call it is answered with what it is called here."""
+    done = run(word, "x")
+    assert done.returncode == 3 and here in done.stderr and not done.stdout
+
+
+
 def test_a_path_alone_is_inspected(run, model, sharded):
     for path in (model[0], sharded[0]):
         assert run(path).stdout == run("inspect", path).stdout
