@@ -43,7 +43,6 @@ from . import _old_paths
 from . import _platform as _platform  # isort: split - before the extension is loaded
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
-from ._header import Header, TensorInfo, edit_header, read_header
 from ._open import safe_open
 
 # Names that need a framework, or more time than an import may take: found when first asked for.
@@ -53,6 +52,7 @@ _LAZY = {
     "DEFAULT_EXPERT_PATTERN": "v05.ep_slice",
     "Digests": "_digests",
     "FilesBufferOnDevice": "v05.file_buffer",
+    "Header": "_header",
     "LoaderConfig": "v05.config",
     "ManifestMade": "_verify",
     "ParallelLoader": "v05.parallel_loader",
@@ -64,7 +64,9 @@ _LAZY = {
     "SignedBy": "_verify",
     "SingleGroup": "v05.common",
     "TensorFrame": "v05.common",
+    "TensorInfo": "_header",
     "check_manifest": "_verify",
+    "edit_header": "_header",
     "expert_parallel_filter": "v05.ep_slice",
     "expert_parallel_filter_from_env": "v05.ep_slice",
     "fastsafe_open": "v05.loader",
@@ -75,6 +77,7 @@ _LAZY = {
     "load_config": "v05.config",
     "load_file": "torch",
     "owned_expert_range": "v05.ep_slice",
+    "read_header": "_header",
     "save_file": "torch",
     "verify_file": "_digests",
     "verifying": "_verify",
@@ -129,6 +132,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ._agreement import RankError
     from ._digests import Digests, Problem, hash_file, verify_file
+    from ._header import Header, TensorInfo, edit_header, read_header
     from ._verify import ManifestMade, SignedBy, check_manifest, verifying, write_manifest
     from .torch import load_file, save_file
     from .v05.allocation import live_allocation_bytes, live_allocation_count

@@ -8,11 +8,20 @@ module `fastsafetensors.v05.loader`. The .pyi files beside this one tell type ch
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import types
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+
+    class _Found(MetaPathFinder, Loader):
+        """What the import system calls."""
+
+else:  # importlib.abc takes longer to import than all the rest of this package
+    _Found = object
 
 # {old name: new name}, both within the package; modules inside of packages go with them.
 OLD_PATHS = {
@@ -60,7 +69,7 @@ def new_path(old: str) -> str | None:
     return f"{_PACKAGE}.{OLD_PATHS[head]}{dot}{tail}" if head in OLD_PATHS else None
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Finder(_Found):
     """Finds old names: before the path is searched, so that no module is there twice."""
 
     def find_spec(

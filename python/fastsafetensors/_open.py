@@ -7,9 +7,8 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._errors import refuse, unknown_tensor
 from ._load import OpenLoad, load_from, open_load
@@ -264,8 +263,7 @@ def _reopen(kind: type[safe_open], opened: tuple[Any, ...]) -> safe_open:
                 verify=verify)
 
 
-@dataclass(frozen=True)
-class TensorMeta:
+class TensorMeta(NamedTuple):
     """A tensor's entry in the header."""
 
     dtype: str

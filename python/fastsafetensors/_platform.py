@@ -2,11 +2,10 @@
 """Where this package does not run, and what to do: said before the extension fails to load."""
 
 import sys
-import sysconfig
 
 if not sys.platform.startswith("linux"):
     raise ImportError(f"fastsafetensors is for Linux, not {sys.platform}")
-if sysconfig.get_config_var("Py_GIL_DISABLED"):
+if "t" in sys.abiflags:
     raise ImportError(
         "fastsafetensors has no build for free-threaded Python, whose stable interface begins with "
         f"3.15: use the ordinary python{sys.version_info.major}.{sys.version_info.minor}"

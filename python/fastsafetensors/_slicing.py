@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._core import error_class
 
 
-@dataclass
-class SlicePlan:
+class SlicePlan(NamedTuple):
     """begin and end of every dimension, and the index that makes the result of the box; or None."""
 
     begin: list[int]
@@ -125,6 +123,7 @@ def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | No
         if not isinstance(part, slice) and not -size <= part < size:
             raise error(f"Invalid index {part} for dimension {dimension} of size {size}")
     plan = _make_plan(expanded, shape)
-    if plan.rest is not None:
-        plan.rest += (Ellipsis,)  # numpy then gives an array for one element, too
-    return plan
+    if plan.rest is None:
+        return plan
+    # numpy then gives an array for one element, too.
+    return plan._replace(rest=(*plan.rest, Ellipsis))
