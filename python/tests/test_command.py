@@ -167,7 +167,7 @@ def test_engines(run, model):
         done = run("engines", *arguments)
         assert done.returncode == 0
         assert [line.split()[0] for line in done.stdout.splitlines()] == [
-            "pread", "direct", "uring", "mmap", "cuda", "cufile", "hip", "hipfile"]
+            "pread", "direct", "uring", "mmap", "http", "cuda", "cufile", "hip", "hipfile"]
     assert "chosen" in done.stdout
     assert run("engines", "/nonexistent").returncode == 2
 
