@@ -28,7 +28,8 @@ typedef struct fst_model fst_model;
 #define FST_OPEN_CUT 2u
 
 /// Hold all bytes that are loaded against the digests that lie beside the model: a file's in
-/// FILE.manifest, else in model.manifest of its folder. FST_E_NOT_FOUND where there are none.
+/// FILE.manifest, else in model.manifest of its folder; else by what says something of whole files
+/// or tensors (fst_verified_by in verify.h). FST_E_NOT_FOUND where there is nothing.
 #define FST_OPEN_VERIFY 4u
 
 /// Show compressed files (docs/FORMAT.md) as they are stored: U8 vectors of reserved names. Without

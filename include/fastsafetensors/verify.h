@@ -22,19 +22,37 @@ typedef enum fst_digest {
     FST_DIGEST_BLAKE3 = 1,   ///< "blake3": against forgery as well
     /// "sha256": against forgery as well; by OpenSSL's libcrypto, found at run time
     FST_DIGEST_SHA256 = 2,
+    /// "xxh3", of 64 bits: what `fastsafetensors hash` keeps of files and tensors; not of manifests
+    FST_DIGEST_XXH3_64 = 3,
 } fst_digest;
+/// How many digests manifests are made of.
 #define FST_DIGEST_COUNT 3
 
-/// "xxh3-128", "blake3", "sha256"; "unknown" for numbers that are none.
+/// "xxh3-128", "blake3", "sha256", "xxh3"; "unknown" for numbers that are none.
 FST_API const char *fst_digest_name(fst_digest digest);
 
-/// What a model is held against. The pointers belong to the model.
+/// What a model is held against. All but a manifest says something of whole files, or of tensors:
+/// each file is read once when it is opened, through the descriptor that it is loaded from, held
+/// against that, and a BLAKE3 of each chunk is kept in memory; loads are held against those, so
+/// that what was verified is what is used here as well.
+typedef enum fst_verified_by {
+    FST_VERIFIED_BY_MANIFEST = 0, ///< chunk by chunk, without reading anything twice
+    FST_VERIFIED_BY_BUNDLE =
+        1,                    ///< a signed bundle that lists the files, where there is no manifest
+    FST_VERIFIED_BY_SUMS = 2, ///< a list of sha256sum's: FILE.sha256, or SHA256SUMS of the folder
+    FST_VERIFIED_BY_HUB = 3,  ///< the SHA-256 that is a file's name in the Hub's cache
+    FST_VERIFIED_BY_SIDECAR = 4, ///< FILE.digest, which `fastsafetensors hash --write` makes
+    FST_VERIFIED_BY_TENSORS = 5, ///< digests of tensors in the file's metadata
+} fst_verified_by;
+
+/// The pointers belong to the model.
 typedef struct fst_verification {
     size_t struct_size;   ///< sizeof(fst_verification), set by the caller
-    const char *manifest; ///< the path of the manifest; NULL: the model is not verified
-    fst_digest digest;
-    uint32_t chunk_bytes; ///< bytes of a file that a digest is of
-    size_t file_count;    ///< files that the manifest lists
+    const char *manifest; ///< the path of what was found; NULL: the model is not verified
+    fst_digest digest;    ///< of FST_VERIFIED_BY_TENSORS: that of the file opened last
+    uint32_t chunk_bytes; ///< bytes of a file that a digest is of; 0: whole files or tensors
+    size_t file_count;    ///< files that it lists; 0: it lists none
+    fst_verified_by source;
 } fst_verification;
 
 /// What `model` is held against, found or given when it was opened.

@@ -71,9 +71,9 @@ def verifying(verify: Verify = True) -> Iterator[None]:
     no manifest is refused, bytes in memory among it.
 
     Args:
-        verify: True for the manifest beside each model (none is an error), a manifest's path, or
-            SignedBy() for a signed one; False for no check. An argument verify= of a front counts
-            more.
+        verify: True for the manifest beside each model, or what else there is (nothing is an
+            error), the path of a manifest or list, or SignedBy() for a signed one; False for no
+            check. An argument verify= of a front counts more.
 
     Returns:
         A context manager.

@@ -225,6 +225,8 @@ static PyObject *model_close(PyObject *self, PyObject *none) {
 
 static PyObject *model_verification(PyObject *self, PyObject *none) {
     (void)none;
+    static const char *const sources[] = {"manifest", "bundle",  "sums",
+                                          "hub",      "sidecar", "tensors"};
     fst_verification found = FST_STRUCT_INIT(fst_verification);
     fst_model *model = model_of(self);
     if (model == NULL) return NULL;
@@ -232,10 +234,11 @@ static PyObject *model_verification(PyObject *self, PyObject *none) {
         Py_RETURN_NONE;
     PyObject *path = PyUnicode_DecodeFSDefault(found.manifest);
     PyObject *result = path == NULL ? NULL
-                                    : Py_BuildValue("{s:O,s:s,s:k,s:n}", "manifest", path,
-                                                    "algorithm", fst_digest_name(found.digest),
-                                                    "chunk_bytes", (unsigned long)found.chunk_bytes,
-                                                    "files", (Py_ssize_t)found.file_count);
+                                    : Py_BuildValue("{s:O,s:s,s:s,s:k,s:n}", "manifest", path,
+                                                    "source", sources[found.source], "algorithm",
+                                                    fst_digest_name(found.digest), "chunk_bytes",
+                                                    (unsigned long)found.chunk_bytes, "files",
+                                                    (Py_ssize_t)found.file_count);
     Py_XDECREF(path);
     return result;
 }

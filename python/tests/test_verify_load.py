@@ -144,7 +144,7 @@ def test_a_manifest_from_elsewhere(model: pathlib.Path, tmp_path: pathlib.Path) 
     assert len(fast_torch.load_file(model, verify=other)) == len(NAMES)
     opened = fastsafetensors._core.Model(model, False, other)
     assert opened.verification() == {"manifest": str(other), "algorithm": "xxh3-128",
-                                     "chunk_bytes": 1 << 20, "files": 1}
+                                     "chunk_bytes": 1 << 20, "files": 1, "source": "manifest"}
     loader = opened.load()
     loader.wait()
     assert loader.stats()["verified_bytes"] >= os.path.getsize(model)

@@ -4,14 +4,15 @@
 
 #include "digest.h"
 
-static const fsti_digest_kind *const kinds[FST_DIGEST_COUNT] = {
+static const fsti_digest_kind *const kinds[FST_DIGEST_COUNT + 1] = {
     [FST_DIGEST_XXH3_128] = &fsti_digest_xxh3,
     [FST_DIGEST_BLAKE3] = &fsti_digest_blake3,
     [FST_DIGEST_SHA256] = &fsti_digest_sha256,
+    [FST_DIGEST_XXH3_64] = &fsti_digest_xxh3_64,
 };
 
 const fsti_digest_kind *fsti_digest_get(fst_digest digest) {
-    return (unsigned)digest < FST_DIGEST_COUNT ? kinds[digest] : NULL;
+    return (unsigned)digest <= FST_DIGEST_COUNT ? kinds[digest] : NULL;
 }
 
 const fsti_digest_kind *fsti_digest_find(const char *name, size_t name_size) {

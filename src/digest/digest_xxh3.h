@@ -13,6 +13,7 @@ typedef struct fsti_xxh3_set {
     void (*begin)(void *state);
     void (*update)(void *state, const void *bytes, size_t size_bytes);
     void (*end)(const void *state, unsigned char *digest);
+    void (*end_64)(const void *state, unsigned char *digest); ///< of the same state
 } fsti_xxh3_set;
 
 extern const fsti_xxh3_set fsti_xxh3_plain;

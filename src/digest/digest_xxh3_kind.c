@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// XXH3 of 128 bits by its author's header, compiled once an instruction set.
+/// XXH3 of 128 and of 64 bits by its author's header, compiled once an instruction set.
 #include "digest.h"
 #include "digest_xxh3.h"
 
@@ -47,6 +47,28 @@ static bool end_xxh3(void *state, unsigned char *digest) {
     fsti_free(state);
     return true;
 }
+
+static bool end_xxh3_64(void *state, unsigned char *digest) {
+    if (digest != NULL) best_set()->end_64(inside(state), digest);
+    fsti_free(state);
+    return true;
+}
+
+static bool hash_xxh3_64(const void *bytes, size_t size_bytes, unsigned char *digest) {
+    void *state = begin_xxh3();
+    return state != NULL && update_xxh3(state, bytes, size_bytes) && end_xxh3_64(state, digest);
+}
+
+const fsti_digest_kind fsti_digest_xxh3_64 = {
+    .name = "xxh3",
+    .number = FST_DIGEST_XXH3_64,
+    .digest_bytes = 8,
+    .ready = ready_xxh3,
+    .hash = hash_xxh3_64,
+    .begin = begin_xxh3,
+    .update = update_xxh3,
+    .end = end_xxh3_64,
+};
 
 const fsti_digest_kind fsti_digest_xxh3 = {
     .name = "xxh3-128",

@@ -28,7 +28,13 @@ static void end_state(const void *state, unsigned char *digest) {
     put_digest(XXH3_128bits_digest(state), digest);
 }
 
+static void end_state_64(const void *state, unsigned char *digest) {
+    XXH64_canonical_t text;
+    XXH64_canonicalFromHash(&text, XXH3_64bits_digest(state));
+    memcpy(digest, text.digest, sizeof text.digest);
+}
+
 _Static_assert(sizeof(XXH3_state_t) <= FSTI_XXH3_STATE_BYTES, "a state has room");
 
 const fsti_xxh3_set NAMED(fsti_xxh3_, XXH3_SET) = {hash_bytes, begin_state, update_state,
-                                                   end_state};
+                                                   end_state, end_state_64};

@@ -20,6 +20,10 @@ bool fsti_sums_peek(const char *bytes, size_t byte_count);
 fst_status fsti_sums_parse(char *bytes, size_t byte_count, const char *path, fsti_sums *out,
                            fst_error *error);
 void fsti_sums_clear(fsti_sums *sums);
+/// Reads the "file HEX "NAME"" lines of digests that `fastsafetensors hash --write` keeps, of that
+/// kind; names are of files in the folder. As fsti_sums_parse(); `place` is for errors.
+fst_status fsti_sidecar_parse(char *bytes, size_t byte_count, const fsti_digest_kind *kind,
+                              fsti_sums *out, fsti_error_place place, fst_error *error);
 /// Writes "HEX  NAME" lines. From fsti_alloc.
 fst_status fsti_sums_write(const fsti_signed_file *files, size_t file_count, char **out,
                            size_t *size_bytes, fst_error *error);

@@ -67,10 +67,10 @@ static fst_status check_header(const model_file *target, const fsti_manifest_fil
 /// Notes what the model's manifest says of the file; *listed stays NULL when there is none.
 static fst_status find_digests(const fst_model *model, model_file *target,
                                const fsti_manifest_file **listed, fst_error *error) {
-    const model_verification *verification = model->verification;
+    model_verification *verification = model->verification;
     *listed = NULL;
     if (verification == NULL) return FST_OK;
-    FST_TRY(fsti_verification_find(verification, fsti_file_path(target->file), listed, error));
+    FST_TRY(fsti_verification_list(verification, target->file, listed, error));
     if ((*listed)->size_bytes != fsti_file_size(target->file))
         return refuse_digest(target->file, "its size", error);
     if ((*listed)->header_bytes == 0)

@@ -10,11 +10,16 @@
 #include "io/io.h"
 #include "memory/memory.h"
 
+/// Digests of whole files or of tensors; NULL where there is a manifest.
+typedef struct whole_digests whole_digests;
+
 /// What a model is held against: a manifest, and the folder that its names are relative to.
 typedef struct model_verification {
     char *path;   ///< of the manifest
     char *folder; ///< with its last slash; "" is the current one
+    /// Where there are `whole` digests, no more than how the chunks kept in memory are digested.
     fsti_manifest manifest;
+    whole_digests *whole;
     struct model_verification *next; ///< of a model of several paths: what the ones before have
 } model_verification;
 
@@ -54,6 +59,10 @@ char *fsti_model_folder(const char *path);
 void fsti_verification_close(model_verification *verification);
 /// What the manifest says of a file; FST_E_DIGEST when it does not list it.
 fst_status fsti_verification_find(const model_verification *verification, const char *path,
+                                  const fsti_manifest_file **out, fst_error *error);
+/// The same of a file that is open. Where digests are of whole files, or of tensors, it is read now
+/// and held against them: *out is what came of it.
+fst_status fsti_verification_list(model_verification *verification, fsti_file *file,
                                   const fsti_manifest_file **out, fst_error *error);
 /// Holds the whole bytes of a file against the manifest. NULL accepts everything.
 fst_status fsti_verification_check(const model_verification *verification, const char *path,

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "model.h"
+#include "whole_digests.h"
 
 #define FILE_ENDING ".manifest"
 #define FOLDER_NAME "model.manifest"
@@ -15,6 +15,7 @@ void fsti_verification_close(model_verification *verification) {
     while (verification != NULL) {
         model_verification *next = verification->next;
         fsti_manifest_clear(&verification->manifest);
+        fsti_whole_close(verification->whole);
         fsti_free(verification->path);
         fsti_free(verification->folder);
         fsti_free(verification);
@@ -48,60 +49,7 @@ static char *join(const char *start, const char *end) {
     return text;
 }
 
-/// What says something of a model's bytes, and loads can't be held against.
-typedef struct other_digests {
-    const char *name; ///< behind the model's path; or a file of its folder
-    bool is_ending;
-    const char *use;
-} other_digests;
-
-static const other_digests others[] = {
-    {".digest", true, "'verify --hash' compares with that"},
-    {".sha256", true, "'verify --manifest --from' compares with that"},
-    {"SHA256SUMS", false, "'verify --manifest --from' compares with that"},
-    {"SHA256SUMS.txt", false, "'verify --manifest --from' compares with that"},
-    {"sha256sums.txt", false, "'verify --manifest --from' compares with that"},
-    {"model.sig", false,
-     "'verify --signature' compares with that, and SignedBy() takes it with a "
-     "manifest that it signs"},
-};
-
-/// Says what there is instead of a manifest, and what to do with it: "" where there is nothing.
-static fst_status describe_others(const char *path, const char *folder, char *text, size_t size,
-                                  fst_error *error) {
-    size_t used = 0, path_size = strlen(path);
-    text[0] = '\0';
-    while (path_size > 1 && path[path_size - 1] == '/') path_size--;
-    char *model = fsti_string_copy(path, path_size);
-    if (model == NULL) return fsti_error_memory(error, path_size);
-    fst_status status = FST_OK;
-    for (size_t i = 0; i < sizeof others / sizeof *others && status == FST_OK; i++) {
-        struct stat info;
-        const other_digests *other = &others[i];
-        char *there = join(other->is_ending ? model : folder, other->name);
-        if (there == NULL) status = fsti_error_memory(error, path_size);
-        if (there != NULL && stat(there, &info) == 0 && used < size)
-            used += (size_t)snprintf(text + used, size - used, "; there is %s%s (%s)",
-                                     other->is_ending ? "one with " : "", other->name, other->use);
-        fsti_free(there);
-    }
-    fsti_free(model);
-    return status;
-}
-
-static fst_status refuse_unlisted(const char *path, const char *folder, fst_error *error) {
-    char there[400];
-    FST_TRY(describe_others(path, folder, there, sizeof there, error));
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                          "nothing to verify it with: neither a file of its name with " FILE_ENDING
-                          " behind it nor a " FOLDER_NAME
-                          " in its folder, which 'hash --manifest' makes%s",
-                          there);
-}
-
-/// The manifest that lies beside the model at `path`: *out is its path.
+/// The manifest that lies beside the model at `path`: *out is its path, or NULL.
 static fst_status find_beside(const char *path, const char *folder, bool is_dir, char **out,
                               fst_error *error) {
     struct stat info;
@@ -112,7 +60,19 @@ static fst_status find_beside(const char *path, const char *folder, bool is_dir,
     *out = join(folder, FOLDER_NAME);
     if (*out == NULL) return fsti_error_memory(error, strlen(path));
     if (stat(*out, &info) == 0) return FST_OK;
-    return refuse_unlisted(path, folder, error);
+    fsti_free(*out);
+    *out = NULL;
+    return FST_OK;
+}
+
+/// What else there is: lists of whole files, or digests inside.
+static fst_status find_whole(const char *path, const model_wish *wish, model_verification *made,
+                             fst_error *error) {
+    FST_TRY(fsti_whole_find(path, made->folder, wish, &made->whole, &made->path, error));
+    if (made->whole != NULL) return FST_OK;
+    made->path = fsti_string_copy(path, strlen(path));
+    if (made->path == NULL) return fsti_error_memory(error, strlen(path));
+    return fsti_whole_inside(&made->whole, error);
 }
 
 /// A text whose seal does not fit has been damaged, whatever it says.
@@ -122,11 +82,6 @@ static fst_status check_seal(const char *path, const char *bytes, size_t byte_co
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
     fsti_error_place place = FSTI_NOWHERE;
     place.file = path;
-    if (fsti_sums_peek(bytes, byte_count))
-        return fsti_error_set(error, FST_E_MANIFEST, place,
-                              "digests of whole files, and a load verifies chunks: hold the files "
-                              "against it by 'fastsafetensors verify --manifest --from', then make "
-                              "a manifest by 'hash --manifest'");
     if (!fsti_manifest_peek(bytes, byte_count, &found))
         return fsti_error_set(error, FST_E_MANIFEST, place,
                               "not a manifest, or not to its end: 'fastsafetensors hash "
@@ -208,7 +163,12 @@ static fst_status read_manifest(model_verification *verification, const model_wi
     char *bytes;
     size_t byte_count;
     FST_TRY(fsti_model_read_text(verification->path, &bytes, &byte_count, error));
-    fst_status status = check_text(verification, wish, bytes, byte_count, error);
+    fst_status status =
+        wish->signature == NULL
+            ? fsti_whole_read(verification->path, bytes, byte_count, &verification->whole, error)
+            : FST_OK;
+    if (status != FST_OK || verification->whole != NULL) return status;
+    status = check_text(verification, wish, bytes, byte_count, error);
     if (status == FST_OK)
         return fsti_manifest_parse(bytes, byte_count, verification->path, &verification->manifest,
                                    error);
@@ -222,7 +182,10 @@ static fst_status find_manifest(const char *path, const model_wish *wish, model_
     bool is_dir = is_folder(path);
     made->folder = make_folder(path, is_dir);
     if (made->folder == NULL) return fsti_error_memory(error, strlen(path));
-    if (wish->manifest == NULL) return find_beside(path, made->folder, is_dir, &made->path, error);
+    if (wish->manifest == NULL) {
+        FST_TRY(find_beside(path, made->folder, is_dir, &made->path, error));
+        return made->path != NULL ? FST_OK : find_whole(path, wish, made, error);
+    }
     made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest));
     return made->path == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
 }
@@ -249,7 +212,10 @@ fst_status fsti_verification_add(const char *path, const model_wish *wish,
         fsti_verification_close(made);
         return FST_OK;
     }
-    if (status == FST_OK) status = read_manifest(made, wish, error);
+    if (status == FST_OK && made->whole == NULL) status = read_manifest(made, wish, error);
+    if (made->whole != NULL)
+        made->manifest =
+            (fsti_manifest){.kind = &fsti_digest_blake3, .chunk_bytes = FSTI_WHOLE_CHUNK_BYTES};
     if (status == FST_OK) status = check_chunks(made, before, error);
     if (status != FST_OK) {
         fsti_verification_close(made);
@@ -266,11 +232,24 @@ fst_status fsti_verification_open(const char *path, const model_wish *wish,
     return fsti_verification_add(path, wish, out, error);
 }
 
-fst_status fsti_verification_find(const model_verification *verification, const char *path,
-                                  const fsti_manifest_file **out, fst_error *error) {
+/// A file's path relative to the model's folder.
+static const char *name_inside(const model_verification *verification, const char *path) {
     size_t folder_size = strlen(verification->folder);
     const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
-    if (strncmp(path, verification->folder, folder_size) == 0) name = path + folder_size;
+    return strncmp(path, verification->folder, folder_size) == 0 ? path + folder_size : name;
+}
+
+fst_status fsti_verification_list(model_verification *verification, fsti_file *file,
+                                  const fsti_manifest_file **out, fst_error *error) {
+    const char *path = fsti_file_path(file);
+    whole_file whole = {name_inside(verification, path), file};
+    if (verification->whole == NULL) return fsti_verification_find(verification, path, out, error);
+    return fsti_whole_scan(verification->whole, &whole, out, error);
+}
+
+fst_status fsti_verification_find(const model_verification *verification, const char *path,
+                                  const fsti_manifest_file **out, fst_error *error) {
+    const char *name = name_inside(verification, path);
     *out = fsti_manifest_find(&verification->manifest, name, strlen(name));
     if (*out != NULL) return FST_OK;
     fsti_error_place place = FSTI_NOWHERE;
@@ -283,9 +262,16 @@ fst_status fsti_verification_check(const model_verification *verification, const
                                    const char *bytes, uint64_t size_bytes, fst_error *error) {
     const fsti_manifest_file *listed;
     if (verification == NULL) return FST_OK;
-    FST_TRY(fsti_verification_find(verification, path, &listed, error));
     fsti_error_place place = FSTI_NOWHERE;
     place.file = path;
+    if (verification->whole != NULL) {
+        if (fsti_whole_holds(verification->whole, name_inside(verification, path), bytes,
+                             (size_t)size_bytes))
+            return FST_OK;
+        return fsti_error_set(error, FST_E_DIGEST, place, "its bytes are not what %.200s says",
+                              verification->path);
+    }
+    FST_TRY(fsti_verification_find(verification, path, &listed, error));
     if (listed->size_bytes != size_bytes)
         return fsti_error_set(error, FST_E_DIGEST, place, "its size is not what the manifest says");
     fsti_digest_list list = {.kind = verification->manifest.kind,
@@ -299,14 +285,15 @@ fst_status fsti_verification_check(const model_verification *verification, const
 void fsti_model_verification(const fst_model *model, fst_verification *out) {
     const model_verification *verification = model->verification;
     if (verification == NULL) return;
-    out->manifest = verification->path;
-    out->digest = verification->manifest.kind->number;
-    out->chunk_bytes = verification->manifest.chunk_bytes;
-    out->file_count = verification->manifest.file_count;
-    while (verification->next != NULL) {
-        verification = verification->next; // the last is the first path's
-        out->manifest = verification->path;
+    size_t file_count = 0;
+    for (; verification != NULL; verification = verification->next) {
+        out->manifest = verification->path; // the last is the first path's
         out->digest = verification->manifest.kind->number;
-        out->file_count += verification->manifest.file_count;
+        out->chunk_bytes = verification->manifest.chunk_bytes;
+        out->file_count = verification->manifest.file_count;
+        out->source = FST_VERIFIED_BY_MANIFEST;
+        if (verification->whole != NULL) fsti_whole_describe(verification->whole, out);
+        file_count += out->file_count;
     }
+    out->file_count = file_count;
 }

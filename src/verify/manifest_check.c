@@ -150,6 +150,18 @@ static fst_status check_all(check_job *job, const char *path, fst_manifest_stats
     return FST_E_DIGEST;
 }
 
+/// There is no manifest. A list of sums is as good; what else there is, opening looks at.
+static fst_status check_other(const model_verification *found, const char *path,
+                              const fsti_check_listener *listener, fst_manifest_stats *stats,
+                              fst_error *error) {
+    if (fsti_sums_is_list(found->path))
+        return fsti_sums_check(path, found->path, listener, stats, error);
+    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_NOT_FOUND, place,
+                          "neither a manifest, which 'hash --manifest' makes, nor a list of sums "
+                          "lies beside it");
+}
+
 fst_status fsti_manifest_check(const char *path, const char *manifest,
                                const fsti_check_listener *listener, fst_manifest_stats *stats,
                                fst_error *error) {
@@ -159,6 +171,11 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
         return fsti_sums_check(path, manifest, listener, stats, error);
     model_wish wish = {.flags = FST_OPEN_VERIFY, .manifest = manifest};
     FST_TRY(fsti_verification_open(path, &wish, &job.verification, error));
+    if (job.verification->whole != NULL) {
+        fst_status other = check_other(job.verification, path, listener, stats, error);
+        fsti_verification_close(job.verification);
+        return other;
+    }
     pthread_mutex_init(&job.lock, NULL);
     fst_status status = check_all(&job, path, stats, error);
     fsti_verification_close(job.verification);

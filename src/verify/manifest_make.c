@@ -59,6 +59,11 @@ static fst_status read_old(manifest_job *job, fst_error *error) {
     model_verification *old;
     model_wish wish = {.manifest = path};
     FST_TRY(fsti_verification_open(path, &wish, &old, error));
+    if (old->whole != NULL) {
+        fsti_verification_close(old);
+        return fsti_error_set(error, FST_E_MANIFEST, (fsti_error_place){.file = path},
+                              "digests of whole files, no manifest");
+    }
     bool same = old->manifest.kind == job->kind && old->manifest.chunk_bytes == job->chunk_bytes;
     fsti_error_place place = {.file = path};
     fst_status status = FST_OK;
