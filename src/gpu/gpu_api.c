@@ -31,9 +31,10 @@ static void *open_library(const char *const *names) {
     return NULL;
 }
 
-/// Words for errors, and captures of graphs: older drivers go without.
+/// Words for errors, captures of graphs and where a device is: older drivers go without.
 static bool is_optional(size_t offset) {
     return offset == offsetof(fsti_gpu_api, error_string) ||
+           offset == offsetof(fsti_gpu_api, device_bus) ||
            offset == offsetof(fsti_gpu_api, capture_exchange);
 }
 

@@ -21,6 +21,8 @@
     X(device_count, (int *count), "cuDeviceGetCount", "hipGetDeviceCount")                         \
     X(device_get, (int *device, int ordinal), "cuDeviceGet", "hipDeviceGet")                       \
     X(device_name, (char *name, int size, int device), "cuDeviceGetName", "hipDeviceGetName")      \
+    X(device_bus, (char *name, int size, int device), "cuDeviceGetPCIBusId",                       \
+      "hipDeviceGetPCIBusId")                                                                      \
     X(device_attribute, (int *value, int attribute, int device), "cuDeviceGetAttribute",           \
       "hipDeviceGetAttribute")                                                                     \
     X(context_retain, (void **context, int device), "cuDevicePrimaryCtxRetain",                    \

@@ -70,6 +70,16 @@ static fst_status make_streams(fsti_ring *ring, fst_error *error) {
     return FST_OK;
 }
 
+/// On machines of several nodes the bus of a device is one node's: memory of another one's comes to
+/// it through a link that all share.
+static void place_near(const fsti_device *device, char *memory) {
+    char bus[32] = "";
+    const fsti_gpu_api *api = device->api;
+    if (api->device_bus == NULL || api->device_bus(bus, sizeof bus, device->ordinal) != 0) return;
+    bus[sizeof bus - 1] = '\0';
+    fsti_numa_prefer(memory, RING_BYTES, fsti_numa_node_of_bus(bus));
+}
+
 static fst_status make_ring(fsti_device *device, fsti_ring **out, fst_error *error) {
     fsti_ring *ring = fsti_alloc_zeroed(1, sizeof *ring);
     if (ring == NULL) return fsti_error_memory(error, sizeof *ring);
@@ -82,6 +92,7 @@ static fst_status make_ring(fsti_device *device, fsti_ring **out, fst_error *err
         free_ring(ring);
         return status;
     }
+    place_near(device, ring->memory);
     *out = ring;
     return FST_OK;
 }

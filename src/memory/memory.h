@@ -62,10 +62,17 @@ uint32_t fsti_numa_node_count(void);
 /// Asks for a policy for pages that are not there yet. False when there is nothing to choose (one
 /// node, or the default) or the system refuses.
 bool fsti_numa_place(void *address, uint64_t size_bytes, fst_numa policy);
-/// For tests: another list of nodes and another mbind(2); NULL: the real one.
+/// The node that a device of the PCI bus hangs on, by its name there ("0000:A0:00.0"); -1 where the
+/// system does not say.
+int32_t fsti_numa_node_of_bus(const char *name);
+/// Asks for a node for pages that are not there yet; where it has none left others' are taken.
+/// False as above, and for a node below 0.
+bool fsti_numa_prefer(void *address, uint64_t size_bytes, int32_t node);
+/// For tests: another folder with `online` and the folders of PCI devices in it, and another
+/// mbind(2); NULL: the real ones.
 typedef long (*fsti_numa_bind)(void *address, size_t size, int mode, const unsigned long *nodes,
                                unsigned long node_max);
-void fsti_numa_fake(const char *path, fsti_numa_bind bind);
+void fsti_numa_fake(const char *folder, fsti_numa_bind bind);
 
 /// Buffers alive, and their bytes.
 void fsti_buffer_live(size_t *count, uint64_t *size_bytes);

@@ -29,12 +29,27 @@ static long bind_memory(void *address, size_t size, int mode, const unsigned lon
     return syscall(SYS_mbind, address, size, mode, nodes, node_max, 0);
 }
 
-static const char *online_path = "/sys/devices/system/node/online";
+#define NODES_FOLDER "/sys/devices/system/node"
+#define BUS_FOLDER "/sys/bus/pci/devices"
+static const char *nodes_folder = NODES_FOLDER, *bus_folder = BUS_FOLDER;
 static fsti_numa_bind bind_call = bind_memory;
 
-void fsti_numa_fake(const char *path, fsti_numa_bind bind) {
-    online_path = path != NULL ? path : "/sys/devices/system/node/online";
+void fsti_numa_fake(const char *folder, fsti_numa_bind bind) {
+    nodes_folder = folder != NULL ? folder : NODES_FOLDER;
+    bus_folder = folder != NULL ? folder : BUS_FOLDER;
     bind_call = bind != NULL ? bind : bind_memory;
+}
+
+/// The text of a small file of the kernel's; false when there is none.
+static bool read_text(const char *folder, const char *name, char *text, size_t capacity) {
+    char path[256];
+    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (length < 0 || (size_t)length >= sizeof path) return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, text, capacity - 1);
+    if (fd >= 0) close(fd);
+    text[size > 0 ? size : 0] = '\0';
+    return size > 0;
 }
 
 static void add_nodes(node_set *set, unsigned long first, unsigned long last) {
@@ -48,11 +63,7 @@ static void add_nodes(node_set *set, unsigned long first, unsigned long last) {
 static void read_nodes(node_set *set) {
     char text[256];
     memset(set, 0, sizeof *set);
-    int fd = open(online_path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0) close(fd);
-    if (size <= 0) return;
-    text[size] = '\0';
+    if (!read_text(nodes_folder, "online", text, sizeof text)) return;
     for (char *at = text; *at >= '0' && *at <= '9';) {
         char *end;
         unsigned long first = strtoul(at, &end, 10), last = first;
@@ -77,4 +88,26 @@ bool fsti_numa_place(void *address, uint64_t size_bytes, fst_numa policy) {
     long result = bind_call(address, size_bytes, interleave ? MPOL_INTERLEAVE : MPOL_LOCAL,
                             interleave ? set.words : NULL, interleave ? NODE_COUNT_MAX : 0);
     return result == 0;
+}
+
+int32_t fsti_numa_node_of_bus(const char *name) {
+    char file[64], text[16];
+    // Drivers write letters of numbers large, the kernel's folders are named with small ones.
+    int length = snprintf(file, sizeof file, "%s/numa_node", name);
+    if (length < 0 || (size_t)length >= sizeof file || name[0] == '/' || name[0] == '.') return -1;
+    for (char *at = file; *at != '/'; at++)
+        if (*at >= 'A' && *at <= 'F') *at = (char)(*at - 'A' + 'a');
+    if (!read_text(bus_folder, file, text, sizeof text)) return -1;
+    char *end;
+    long node = strtol(text, &end, 10);
+    return end == text || node < 0 || node >= (long)NODE_COUNT_MAX ? -1 : (int32_t)node;
+}
+
+bool fsti_numa_prefer(void *address, uint64_t size_bytes, int32_t node) {
+    node_set online, wanted = {{0}, 0};
+    if (node < 0) return false;
+    read_nodes(&online);
+    if (online.count < 2) return false;
+    add_nodes(&wanted, (unsigned long)node, (unsigned long)node);
+    return bind_call(address, size_bytes, MPOL_PREFERRED, wanted.words, NODE_COUNT_MAX) == 0;
 }

@@ -3,6 +3,7 @@
 /// are as they were, whatever loads, is dropped or is saved meanwhile.
 #include <dlfcn.h>
 #include <fastsafetensors.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -10,6 +11,7 @@
 #include "fixture.h"
 #include "gpu/gpu.h"
 #include "gpu_fixture.h"
+#include "memory/memory.h"
 
 /// A file whose data begin at `remainder` modulo 16, with a scalar of 4 bytes and odd sizes between
 /// tensors of every width; big ones among them.
@@ -252,6 +254,49 @@ TEST(rings_are_kept_for_the_next_load)
     CHECK(driver->get("stream_calls") - streams <= 4);
     fst_model_close(tiny);
     fst_model_close(large);
+    CHECK(gpu_is_clean(driver));
+}
+
+static struct {
+    int calls, mode;
+    unsigned long nodes;
+    size_t size;
+} preferred;
+
+static long note_bind(void *address, size_t size, int mode, const unsigned long *nodes,
+                      unsigned long node_max) {
+    (void)address;
+    (void)node_max;
+    preferred.calls++;
+    preferred.mode = mode;
+    preferred.nodes = nodes == NULL ? 0 : nodes[0];
+    preferred.size = size;
+    return 0;
+}
+
+TEST(rings_are_on_the_node_of_their_device)
+{
+    enum { PREFERRED = 1 };
+    const gpu_fake *driver = gpu_fake_of(0);
+    char folder[512], device[512];
+    snprintf(folder, sizeof folder, "%s", fixture_path("."));
+    snprintf(device, sizeof device, "%s", fixture_path("0000:a1:00.0"));
+    CHECK_INT(mkdir(device, 0700), 0);
+    fixture_file("online", "0-1", 3);
+    fixture_file("0000:a1:00.0/numa_node", "1\n", 2);
+    fst_model *model = gpu_open_model(fixture_tensors("near", 2, 1000));
+    fst_memory_trim();
+    fsti_numa_fake(folder, note_bind);
+    for (int32_t index = 0; index < 2; index++) { // of the first one the system does not say
+        fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, index);
+        CHECK(gpu_same_load(model, &options, NULL));
+        CHECK_INT(preferred.calls > 0, index);
+    }
+    fsti_numa_fake(NULL, NULL);
+    CHECK(preferred.mode == PREFERRED && preferred.nodes == 2 && preferred.size >= 32 << 20);
+    fst_model_close(model);
+    unlink(fixture_path("0000:a1:00.0/numa_node"));
+    rmdir(device);
     CHECK(gpu_is_clean(driver));
 }
 

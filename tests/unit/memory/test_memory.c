@@ -242,6 +242,37 @@ static long fake_bind(void *address, size_t size, int mode, const unsigned long 
     return seen.result;
 }
 
+TEST(the_node_of_a_device_on_the_bus)
+{
+    enum { PREFERRED = 1 };
+    static const struct {
+        const char *text;
+        int32_t node;
+    } files[] = {{"1\n", 1}, {"0\n", 0}, {"-1\n", -1}, {"", -1}, {"none", -1}, {"99999", -1}};
+    char folder[512], device[512], file[600];
+    snprintf(folder, sizeof folder, "%s", fixture_path("."));
+    snprintf(device, sizeof device, "%s", fixture_path("0000:a0:00.0"));
+    snprintf(file, sizeof file, "0000:a0:00.0/numa_node");
+    CHECK_INT(mkdir(device, 0700), 0);
+    fixture_file("online", "0-1", 3);
+    fsti_numa_fake(folder, fake_bind);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        fixture_file(file, files[i].text, strlen(files[i].text));
+        CHECK_INT(fsti_numa_node_of_bus("0000:A0:00.0"), files[i].node);
+    }
+    CHECK_INT(fsti_numa_node_of_bus("0000:B0:00.0"), -1);
+    CHECK_INT(fsti_numa_node_of_bus("../online"), -1);
+    memset(&seen, 0, sizeof seen);
+    CHECK(fsti_numa_prefer(&seen, 4096, 1) && seen.mode == PREFERRED && seen.first_word == 2);
+    CHECK(!fsti_numa_prefer(&seen, 4096, -1));
+    fixture_file("online", "0", 1); // there is nothing to choose
+    CHECK(!fsti_numa_prefer(&seen, 4096, 0));
+    CHECK_INT(seen.calls, 1);
+    fsti_numa_fake(NULL, NULL);
+    unlink(fixture_path(file));
+    rmdir(device);
+}
+
 TEST(numa_policies_over_fake_topologies)
 {
     static const struct {
@@ -249,9 +280,11 @@ TEST(numa_policies_over_fake_topologies)
         uint32_t count;
         unsigned long mask;
     } machines[] = {{"0\n", 1, 0}, {"0-1\n", 2, 3}, {"0,2-3\n", 3, 13}, {"", 1, 0}, {"junk", 1, 0}};
+    char folder[512];
+    snprintf(folder, sizeof folder, "%s", fixture_path("."));
+    fsti_numa_fake(folder, fake_bind);
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
-        const char *path = fixture_file("online", machines[i].online, strlen(machines[i].online));
-        fsti_numa_fake(path, fake_bind);
+        fixture_file("online", machines[i].online, strlen(machines[i].online));
         CHECK_INT(fsti_numa_node_count(), machines[i].count);
         for (int policy = FST_NUMA_DEFAULT; policy < FST_NUMA_COUNT; policy++) {
             memset(&seen, 0, sizeof seen);
@@ -264,7 +297,7 @@ TEST(numa_policies_over_fake_topologies)
         }
     }
     seen.result = -1; // refused: the memory is used as it is
-    fsti_numa_fake(fixture_file("online", "0-3", 3), fake_bind);
+    fixture_file("online", "0-3", 3);
     CHECK(!fsti_numa_place(&seen, 4096, FST_NUMA_LOCAL));
     fsti_numa_fake(NULL, NULL);
     CHECK(fsti_numa_node_count() >= 1);
