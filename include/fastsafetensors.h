@@ -8,6 +8,7 @@
 ///   fst_loader  a running or finished load of some or all of its tensors          (loader.h)
 ///   fst_tensor  one loaded tensor; it owns its memory by reference count          (loader.h)
 ///   fst_writer  a save in progress: one file or a sharded set, all or nothing     (writer.h)
+///   addresses   how objects of servers and stores are asked for                       (remote.h)
 ///   manifests   digests that what is loaded is held against                        (verify.h)
 ///   fst_device  where tensors are loaded to: the processors' memory, or a GPU's   (device.h)
 ///
@@ -23,6 +24,7 @@
 #include "fastsafetensors/dtype.h"
 #include "fastsafetensors/loader.h"
 #include "fastsafetensors/model.h"
+#include "fastsafetensors/remote.h"
 #include "fastsafetensors/verify.h"
 #include "fastsafetensors/version.h"
 #include "fastsafetensors/writer.h"

@@ -31,8 +31,8 @@ BELOW = {
     "save": {"base", "codec", "digest", "dtype", "format", "plan", "io", "output", "memory",
              "gpu", "model"},
     "verify": {"base", "digest", "dtype", "format", "io", "memory", "model"},
-    "api": {"base", "digest", "dtype", "format", "io", "memory", "gpu", "model", "loader", "save",
-            "verify"},
+    "api": {"base", "digest", "dtype", "format", "net", "io", "memory", "gpu", "model", "loader",
+            "save", "verify"},
 }
 # Rooms without system calls and threads: what they may include beyond the language itself.
 PURE = {"dtype", "format", "plan"}

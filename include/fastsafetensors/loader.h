@@ -213,36 +213,41 @@ typedef struct fst_load_stats {
     char reason[512];   ///< why these were chosen
     uint32_t thread_count;
     size_t tensor_count;
-    uint64_t bytes_requested;   ///< of tensors and slices asked for, as they come to memory
-    uint64_t bytes_read;        ///< read from files or copied from mappings, over-read included
-    uint64_t bytes_direct;      ///< of them past the page cache
-    uint64_t bytes_mapped;      ///< of them from a mapping of cached pages
-    uint64_t bytes_copied;      ///< moved once more in memory (from a slot or a mapping)
-    uint64_t bytes_converted;   ///< of them converted to another dtype on the way, as read
-    uint64_t read_count;        ///< read operations
-    uint64_t chunk_count;       ///< units of work
-    uint64_t chunks_resident;   ///< of them found in the page cache beforehand
-    uint64_t buffer_bytes;      ///< memory allocated for tensors by this load
-    uint64_t buffer_bytes_peak; ///< most of it alive and not yet handed out at one time
-    uint64_t bounce_bytes;      ///< memory of bounce slots
-    uint64_t plan_ns;           ///< time to plan
-    uint64_t first_tensor_ns;   ///< from the start until the first tensor was complete
-    uint64_t total_ns;          ///< from the start until the last byte was in place
-    uint64_t read_ns;           ///< summed over threads: in read calls and waiting for them
-    uint64_t copy_ns;           ///< summed over threads: copying
-    uint64_t wait_ns;           ///< the caller's time in waiting calls
-    uint64_t populate_ns;       ///< summed over threads: making destination pages
-    uint64_t device_bytes;      ///< sent to the device from the processors' memory
-    uint64_t device_copies;     ///< copies that the bus made for that, but for those to a kernel
-    uint64_t device_launches;   ///< chunks that the device's kernel took apart
-    uint64_t device_wait_ns;    ///< summed over threads: waiting for the device
-    uint64_t gds_bytes;         ///< read straight to the device
-    uint64_t cache_bytes;       ///< of bytes_read: by way of the page cache, where they stay
-    uint64_t verified_bytes;    ///< held against their digests, and found to be right
-    uint64_t digest_ns;         ///< summed over threads: digesting
-    uint64_t stored_bytes;      ///< of compressed files: read of them
-    uint64_t decoded_bytes;     ///< and what became of it; their plain tensors count in both
-    uint64_t decode_ns;         ///< summed over threads: decoding
+    uint64_t bytes_requested;     ///< of tensors and slices asked for, as they come to memory
+    uint64_t bytes_read;          ///< read from files or copied from mappings, over-read included
+    uint64_t bytes_direct;        ///< of them past the page cache
+    uint64_t bytes_mapped;        ///< of them from a mapping of cached pages
+    uint64_t bytes_copied;        ///< moved once more in memory (from a slot or a mapping)
+    uint64_t bytes_converted;     ///< of them converted to another dtype on the way, as read
+    uint64_t read_count;          ///< read operations
+    uint64_t chunk_count;         ///< units of work
+    uint64_t chunks_resident;     ///< of them found in the page cache beforehand
+    uint64_t buffer_bytes;        ///< memory allocated for tensors by this load
+    uint64_t buffer_bytes_peak;   ///< most of it alive and not yet handed out at one time
+    uint64_t bounce_bytes;        ///< memory of bounce slots
+    uint64_t plan_ns;             ///< time to plan
+    uint64_t first_tensor_ns;     ///< from the start until the first tensor was complete
+    uint64_t total_ns;            ///< from the start until the last byte was in place
+    uint64_t read_ns;             ///< summed over threads: in read calls and waiting for them
+    uint64_t copy_ns;             ///< summed over threads: copying
+    uint64_t wait_ns;             ///< the caller's time in waiting calls
+    uint64_t populate_ns;         ///< summed over threads: making destination pages
+    uint64_t device_bytes;        ///< sent to the device from the processors' memory
+    uint64_t device_copies;       ///< copies that the bus made for that, but for those to a kernel
+    uint64_t device_launches;     ///< chunks that the device's kernel took apart
+    uint64_t device_wait_ns;      ///< summed over threads: waiting for the device
+    uint64_t gds_bytes;           ///< read straight to the device
+    uint64_t cache_bytes;         ///< of bytes_read: by way of the page cache, where they stay
+    uint64_t verified_bytes;      ///< held against their digests, and found to be right
+    uint64_t digest_ns;           ///< summed over threads: digesting
+    uint64_t stored_bytes;        ///< of compressed files: read of them
+    uint64_t decoded_bytes;       ///< and what became of it; their plain tensors count in both
+    uint64_t decode_ns;           ///< summed over threads: decoding
+    uint64_t network_requests;    ///< of addresses: what was sent, to open the model as well
+    uint64_t network_retries;     ///< of them, those that were sent again
+    uint64_t network_hedges;      ///< of them, those sent beside one that was late
+    uint64_t network_connections; ///< that were made for them
+    uint64_t network_bytes;       ///< that came in answers, without their heads
 } fst_load_stats;
 
 /// The 64-bit counters of fst_load_stats, all of them and in its order: for tables and formats that
@@ -254,7 +259,8 @@ typedef struct fst_load_stats {
     X(buffer_bytes_peak) X(bounce_bytes) X(plan_ns) X(first_tensor_ns) X(total_ns) \
     X(read_ns) X(copy_ns) X(wait_ns) X(populate_ns) X(device_bytes) X(device_copies) \
     X(device_launches) X(device_wait_ns) X(gds_bytes) X(cache_bytes) X(verified_bytes) \
-    X(digest_ns) X(stored_bytes) X(decoded_bytes) X(decode_ns)
+    X(digest_ns) X(stored_bytes) X(decoded_bytes) X(decode_ns) X(network_requests) \
+    X(network_retries) X(network_hedges) X(network_connections) X(network_bytes)
 // clang-format on
 
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,

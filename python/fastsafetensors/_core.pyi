@@ -208,4 +208,25 @@ def pinned_bytes() -> int: ...
 def live_buffers() -> tuple[int, int]: ...
 def keep_memory(size_bytes: int, /) -> None: ...
 def trim() -> int: ...
+def configure_remote(
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    session_token: str | None = None,
+    bearer_token: str | None = None,
+    sas_token: str | None = None,
+    account: str | None = None,
+    ca_file: str | None = None,
+    anonymous: bool = False,
+    bucket_style: str = "auto",
+    connect_ms: int = 0,
+    first_byte_ms: int = 0,
+    stall_ms: int = 0,
+    retry_base_ms: int = 0,
+    retry_cap_ms: int = 0,
+    tries_max: int = 0,
+    connections_max: int = 0,
+) -> None: ...
 def engines(path: Path | None, /) -> list[tuple[str, bool, bool, str]]: ...

@@ -120,6 +120,8 @@ static PyMethodDef module_methods[] = {
     {"keep_memory", module_keep_memory, METH_O,
      "keep_memory(size_bytes): how much released tensor memory is kept for the next load."},
     {"trim", module_trim, METH_NOARGS, "Gives kept memory back; returns its bytes."},
+    {"configure_remote", (PyCFunction)(void (*)(void))fstpy_configure_remote,
+     METH_VARARGS | METH_KEYWORDS, "How addresses are asked for; see fastsafetensors.remote."},
     {"engines", module_engines, METH_O,
      "[(name, usable, chosen, reason)] for a path, or None for the machine."},
     {"device_count", module_device_count, METH_O,

@@ -9,7 +9,7 @@ import pathlib
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import numpy
@@ -17,7 +17,7 @@ import pytest
 from web_server import Answer, Request, web_server
 
 import fastsafetensors
-from fastsafetensors import SafetensorError
+from fastsafetensors import SafetensorError, remote
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Model
 
@@ -34,6 +34,13 @@ def make(path: pathlib.Path, count: int, rows: int, seed: int = 0) -> Tensors:
     }
     fst_numpy.save_file(tensors, path)
     return tensors
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    remote.configure(retry_base_ms=2)
+    yield
+    remote.configure()
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +222,7 @@ def test_addresses_that_are_none(folder: pathlib.Path) -> None:
         "http://user:hunter2@host/model.safetensors": "user or password",
         "http://host:99999/x": "port",
         "http:///x": "no host",
-        "https://host/a b": "space",
+        "https://host/a b": "a space",
         "https://host/a#b": "fragment",
         "ftp://host/x": "not read",
     }.items():

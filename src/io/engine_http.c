@@ -98,11 +98,10 @@ static fsti_io_op *reap_read(void *lane_pointer) {
 }
 
 static bool http_usable(fsti_file *file, char *reason, size_t reason_size) {
-    bool usable = file == NULL || file->object != NULL;
+    if (file == NULL) return fsti_net_usable(reason, reason_size);
+    bool usable = file->object != NULL;
     snprintf(reason, reason_size, "%s",
-             file == NULL ? "for addresses, by libcurl"
-             : usable     ? "the file is an object, read by ranges"
-                          : "the file is no object");
+             usable ? "the file is an object, read by ranges" : "the file is no object");
     return usable;
 }
 

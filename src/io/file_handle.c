@@ -110,6 +110,10 @@ uint64_t fsti_file_size(const fsti_file *file) { return file->size_bytes; }
 
 bool fsti_file_is_object(const fsti_file *file) { return file->object != NULL; }
 
+const char *fsti_file_credentials(const fsti_file *file) {
+    return fsti_object_credentials(file->object);
+}
+
 void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out) {
     *out = (fsti_net_counts){0};
     if (file->object != NULL) fsti_object_counts(file->object, out);

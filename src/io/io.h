@@ -49,6 +49,8 @@ uint64_t fsti_file_device(const fsti_file *file);
 /// Whether it is an object of a server, read by requests.
 bool fsti_file_is_object(const fsti_file *file);
 /// What opening it, and reads that were waited for, have cost; zeros of what is no object.
+/// Where an object's credentials are from, in words.
+const char *fsti_file_credentials(const fsti_file *file);
 void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out);
 
 /// Whether it lies on a file system that is memory, or always answers by way of its cache (a

@@ -485,6 +485,19 @@ fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_
                           "the request does not include the tensor");
 }
 
+/// What opening the files, and reads of headers, have cost.
+static void add_opening(const fst_loader *loader, fst_load_stats *stats) {
+    for (size_t i = 0; i < loader->model->file_count; i++) {
+        fsti_net_counts net;
+        fsti_file_net_counts(loader->files[i], &net);
+        stats->network_requests += net.requests;
+        stats->network_retries += net.retries;
+        stats->network_hedges += net.hedges;
+        stats->network_connections += net.connections;
+        stats->network_bytes += net.bytes;
+    }
+}
+
 fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_error *error) {
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     size_t struct_size = stats->struct_size;
@@ -501,6 +514,7 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     stats->tensor_count = loader->plan.item_count;
     stats->bytes_requested = loader->plan.bytes_requested;
     stats->plan_ns = loader->plan_ns;
+    add_opening(loader, stats);
     pthread_mutex_lock(&loader->lock);
     stats->wait_ns = loader->wait_ns;
     stats->bytes_copied += loader->bytes_aligned;

@@ -163,7 +163,8 @@ static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
 
 /// The same for a list of addresses: they have the query of the one that was asked for.
 static fst_status push_url(model_paths *out, const char *base, const char *name, fst_error *error) {
-    char *url = fsti_url_beside(base, name, true);
+    bool is_web = strncasecmp(base, "http", 4) == 0; // keys of stores are as they are
+    char *url = fsti_url_beside(base, name, is_web);
     if (url == NULL) return fsti_error_memory(error, strlen(base));
     fst_status status = push_path(out, "", 0, url, error);
     fsti_free(url);
@@ -184,11 +185,57 @@ static fst_status open_index_url(const char *url, uint64_t hash_key, model_paths
     return FST_OK;
 }
 
+typedef struct key_search {
+    const char *folder;
+    model_paths *files, *indices;
+} key_search;
+
+static fst_status add_key(void *context, const char *name, fst_error *error) {
+    const key_search *search = context;
+    if (fsti_ends_with(name, INDEX_ENDING))
+        return push_url(search->indices, search->folder, name, error);
+    return fsti_ends_with(name, ".safetensors")
+               ? push_url(search->files, search->folder, name, error)
+               : FST_OK;
+}
+
+/// The folder's only index, else all its files.
+static fst_status choose_keys(const char *name, const model_paths *indices, uint64_t hash_key,
+                              model_paths *out, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = name;
+    if (indices->count > 1)
+        return fsti_error_set(error, FST_E_ARGUMENT, place,
+                              "the folder has %zu index files: open one of them", indices->count);
+    if (indices->count == 1) {
+        fsti_model_paths_clear(out);
+        return open_index_url(indices->paths[0], hash_key, out, error);
+    }
+    if (out->count == 0)
+        return fsti_error_set(error, FST_E_NO_TENSORS, place,
+                              "no *.safetensors file in the folder");
+    qsort(out->paths, out->count, sizeof *out->paths, compare_paths);
+    return fsti_model_check_shards(out, name, error);
+}
+
+static fst_status open_folder_url(const char *url, uint64_t hash_key, model_paths *out,
+                                  fst_error *error) {
+    char name[1024];
+    model_paths indices = {.index_hold = -1};
+    key_search search = {url, out, &indices};
+    fsti_url_tell(url, name, sizeof name);
+    fst_status status = fsti_net_list(url, add_key, &search, error);
+    if (status == FST_OK) status = choose_keys(name, &indices, hash_key, out, error);
+    fsti_model_paths_clear(&indices);
+    return status;
+}
+
 static fst_status open_url(const char *url, uint64_t hash_key, model_paths *out, fst_error *error) {
     static const char ending[] = ".index.json";
     size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
     bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
     if (is_index) return open_index_url(url, hash_key, out, error);
+    if (length > 0 && url[length - 1] == '/') return open_folder_url(url, hash_key, out, error);
     return push_path(out, "", 0, url, error);
 }
 

@@ -110,15 +110,18 @@ static bool make_headers(const curl_library *curl, net_attempt *attempt, const c
         snprintf(line, sizeof line, "If-Match: %s", pin->etag);
         good = add_header(curl, &attempt->headers, line);
     }
-    return good &&
-           (request->object == NULL ||
-            fsti_object_headers(request->object, url, attempt->is_redirected, &attempt->headers));
+    if (!good) return false;
+    if (request->object != NULL)
+        return fsti_object_headers(request->object, url, attempt->is_redirected, &attempt->headers);
+    return request->store == NULL ||
+           fsti_store_sign(request->store, url, (int64_t)time(NULL), &attempt->headers);
 }
 
 static void set_options(const curl_library *curl, net_attempt *attempt, const char *url) {
     curl_easy *easy = attempt->easy;
     net_limits limits = fsti_net_limits();
-    const char *ca_file = fsti_curl_ca_file();
+    char ca_file[512];
+    bool has_ca_file = fsti_net_ca_file(ca_file, sizeof ca_file);
     char agent[48];
     snprintf(agent, sizeof agent, "fastsafetensors/%d.%d.%d", FST_VERSION_MAJOR, FST_VERSION_MINOR,
              FST_VERSION_PATCH);
@@ -136,7 +139,7 @@ static void set_options(const curl_library *curl, net_attempt *attempt, const ch
     curl->curl_easy_setopt(easy, CURL_CONNECT_MS, (long)limits.connect_ms);
     curl->curl_easy_setopt(easy, CURL_VERIFY_PEER, 1L);
     curl->curl_easy_setopt(easy, CURL_VERIFY_HOST, 2L);
-    if (ca_file != NULL) curl->curl_easy_setopt(easy, CURL_CA_FILE, ca_file);
+    if (has_ca_file) curl->curl_easy_setopt(easy, CURL_CA_FILE, ca_file);
     curl->curl_easy_setopt(easy, CURL_USER_AGENT, agent);
     curl->curl_easy_setopt(easy, CURL_HEADERS, attempt->headers);
     curl->curl_easy_setopt(easy, CURL_HEADER_CALL, take_head);

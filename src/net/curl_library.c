@@ -3,6 +3,7 @@
 #include "curl_library.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "net.h"
@@ -40,6 +41,18 @@ fst_status fsti_curl_open(const curl_library **out, fst_error *error) {
                           "libcurl), which is not here%s%s",
                           missing == NULL ? "" : ", or too old: it lacks ",
                           missing == NULL ? "" : missing);
+}
+
+bool fsti_net_usable(char *reason, size_t reason_size) {
+    const curl_library *curl;
+    fst_error error;
+    bool usable = fsti_curl_open(&curl, &error) == FST_OK;
+    if (usable)
+        snprintf(reason, reason_size, "for addresses, by libcurl %s",
+                 curl->curl_version_info(0)->text);
+    else
+        snprintf(reason, reason_size, "%.150s", error.message);
+    return usable;
 }
 
 void fsti_net_fake_library(const char *const *names) { names_looked_for = names; }

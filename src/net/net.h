@@ -5,6 +5,7 @@
 #define FSTI_NET_H
 
 #include "base/base.h"
+#include "fastsafetensors/remote.h"
 
 /// Whether a path is an address that this room reads.
 bool fsti_net_is_url(const char *path);
@@ -13,6 +14,17 @@ void fsti_url_tell(const char *text, char *out, size_t size);
 /// The address of `name` in the folder of `base`, with the query of `base`; bytes of the name that
 /// an address can't have are escaped, if `escapes`. From fsti_alloc; NULL: no memory.
 char *fsti_url_beside(const char *base, const char *name, bool escapes);
+
+/// fst_remote_configure(); the options are checked.
+fst_status fsti_net_configure(const fst_remote_options *options, fst_error *error);
+/// Whether there is a library to read addresses with, and why not.
+bool fsti_net_usable(char *reason, size_t reason_size);
+
+/// The keys of a folder (an address with a slash at its end) that end so, as names within it,
+/// sorted by nobody. `visit` returns anything but FST_OK to end it. FST_E_UNSUPPORTED where there
+/// is no listing.
+typedef fst_status (*fsti_key_visitor)(void *context, const char *name, fst_error *error);
+fst_status fsti_net_list(const char *url, fsti_key_visitor visit, void *context, fst_error *error);
 
 /// What requests have cost.
 typedef struct fsti_net_counts {
@@ -37,6 +49,8 @@ const char *fsti_object_name(const fsti_object *object);
 uint64_t fsti_object_size(const fsti_object *object);
 /// A number for its version: of the same object in the same version the same one.
 uint64_t fsti_object_version(const fsti_object *object);
+/// Where its credentials are from, in words.
+const char *fsti_object_credentials(const fsti_object *object);
 /// What opening it, and blocking reads of it, have cost.
 void fsti_object_counts(fsti_object *object, fsti_net_counts *out);
 

@@ -2,8 +2,10 @@
 /// Objects: an address, the version that it had at first, and the bytes that came with that.
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
 #include "request.h"
+#include "store.h"
 
 /// Room for the header of a few hundred tensors, and for all of most index files.
 #define FIRST_BYTES ((size_t)65536)
@@ -11,7 +13,8 @@
 
 struct fsti_object {
     fsti_refcount refs;
-    char *url;  ///< with its query
+    net_store *store;
+    char *url;  ///< of the web, with its query
     char *name; ///< without
     net_pin pin;
     char *first; ///< its first bytes, of which there are `first_bytes`
@@ -22,23 +25,19 @@ struct fsti_object {
     fsti_net_counts counts;
 };
 
-static fst_status refuse_url(const char *name, const char *why, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = name;
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "not an address that can be read: %s", why);
-}
-
 static fst_status make_object(const char *url, fsti_object **out, fst_error *error) {
     char name[NAME_BYTES_MAX];
-    net_url parsed;
     fsti_url_tell(url, name, sizeof name);
-    const char *why = fsti_url_parse(url, &parsed);
-    if (why != NULL) return refuse_url(name, why, error);
     fsti_object *object = fsti_alloc_zeroed(1, sizeof *object);
     if (object == NULL) return fsti_error_memory(error, sizeof *object);
     fsti_refcount_init(&object->refs);
     pthread_mutex_init(&object->lock, NULL);
-    object->url = fsti_string_copy(url, strlen(url));
+    fst_status status = fsti_store_open(url, &object->store, error);
+    if (status == FST_OK) status = fsti_store_address(object->store, url, &object->url, error);
+    if (status != FST_OK) {
+        fsti_object_unref(object);
+        return status;
+    }
     object->name = fsti_string_copy(name, strlen(name));
     object->first = fsti_alloc(FIRST_BYTES);
     *out = object;
@@ -90,6 +89,7 @@ fsti_object *fsti_object_ref(fsti_object *object) {
 void fsti_object_unref(fsti_object *object) {
     if (object == NULL || !fsti_refcount_unref(&object->refs)) return;
     pthread_mutex_destroy(&object->lock);
+    fsti_store_unref(object->store);
     fsti_free(object->url);
     fsti_free(object->name);
     fsti_free(object->target);
@@ -137,12 +137,15 @@ void fsti_object_redirect(fsti_object *object, const char *url) {
 }
 
 bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list) {
-    (void)object;
-    (void)url;
-    (void)redirected;
-    (void)list;
-    return true;
+    net_url own, asked;
+    // Credentials are for the host that they were given for, and for no other.
+    if (redirected && (fsti_url_parse(object->url, &own) != NULL ||
+                       fsti_url_parse(url, &asked) != NULL || !fsti_url_same_host(&own, &asked)))
+        return true;
+    return fsti_store_sign(object->store, url, (int64_t)time(NULL), list);
 }
+
+const char *fsti_object_credentials(const fsti_object *object) { return object->store->source; }
 
 // ---- ranges ----
 

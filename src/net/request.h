@@ -39,9 +39,10 @@ enum { ATTEMPT_COUNT = 2 };
 
 /// What is asked for. All but the last part is set by who asks and stays his.
 struct net_request {
-    const char *method;      ///< NULL: GET
-    const char *url;         ///< as it was given
-    const char *name;        ///< as it may be told
+    const char *method;            ///< NULL: GET
+    const char *url;               ///< as it was given
+    const char *name;              ///< as it may be told
+    const struct net_store *store; ///< who asks, where there is no object; or NULL
     fsti_object *object;     ///< whose version is demanded, and which knows redirects; or NULL
     bool is_range, is_first; ///< of an object; with its size not known yet
     uint64_t begin, end;
@@ -98,6 +99,10 @@ bool fsti_object_redirects(const fsti_object *object);
 const net_pin *fsti_object_pin(const fsti_object *object);
 /// The headers of a request of it, added to *list; false without memory.
 bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list);
+
+/// What a GET of `url` is signed with. (store.c)
+bool fsti_store_sign(const struct net_store *store, const char *address, int64_t now_s,
+                     curl_list **list);
 
 uint64_t fsti_net_random(void);
 

@@ -39,7 +39,9 @@ static request_step fail_answer(net_request *request, const net_attempt *attempt
     place.file = request->name;
     describe(request, &attempt->answer, text, sizeof text);
     request->status = fsti_error_set(&request->error, status, place, "%s (%s)", what, text);
-    if (status == FST_E_IO) request->error.os_errno = EIO;
+    request->error.os_errno = status == FST_E_PERMISSION  ? EACCES
+                              : status == FST_E_NOT_FOUND ? ENOENT
+                                                          : EIO;
     return REQUEST_DONE;
 }
 

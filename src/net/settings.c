@@ -1,13 +1,111 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How requests are made.
+/// What fst_remote_configure() was told, and the environment.
 #include "settings.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "curl_library.h"
+#include "net.h"
+#include "store.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static net_options options;
+static const net_limits defaults = {.connect_ms = 5000,
+                                    .first_byte_ms = 10000,
+                                    .stall_ms = 5000,
+                                    .retry_base_ms = 100,
+                                    .retry_cap_ms = 20000,
+                                    .tries_max = 8,
+                                    .connections_max = 64};
+static net_limits limits = defaults;
+
+const char *fsti_net_environment(const char *name) {
+    const char *value = secure_getenv(name);
+    return value == NULL || value[0] == '\0' ? NULL : value;
+}
+
 net_limits fsti_net_limits(void) {
-    return (net_limits){.connect_ms = 5000,
-                        .first_byte_ms = 10000,
-                        .stall_ms = 5000,
-                        .retry_base_ms = 100,
-                        .retry_cap_ms = 20000,
-                        .tries_max = 8,
-                        .connections_max = 64};
+    pthread_mutex_lock(&lock);
+    net_limits copy = limits;
+    pthread_mutex_unlock(&lock);
+    return copy;
+}
+
+void fsti_net_options(net_options *out) {
+    pthread_mutex_lock(&lock);
+    *out = options;
+    pthread_mutex_unlock(&lock);
+}
+
+bool fsti_net_ca_file(char *path, size_t size) {
+    static const char *const variables[] = {"AWS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"};
+    pthread_mutex_lock(&lock);
+    int used = snprintf(path, size, "%s", options.ca_file);
+    pthread_mutex_unlock(&lock);
+    const char *found = NULL;
+    for (size_t i = 0; used == 0 && i < sizeof variables / sizeof *variables && found == NULL; i++)
+        found = fsti_net_environment(variables[i]);
+    if (used == 0 && found == NULL) found = fsti_curl_ca_file();
+    if (found != NULL) used = snprintf(path, size, "%s", found);
+    return used > 0 && (size_t)used < size;
+}
+
+static uint32_t choose(uint32_t wanted, uint32_t usual) { return wanted != 0 ? wanted : usual; }
+
+static void set_limits(const fst_remote_options *wanted) {
+    limits = (net_limits){.connect_ms = choose(wanted->connect_ms, defaults.connect_ms),
+                          .first_byte_ms = choose(wanted->first_byte_ms, defaults.first_byte_ms),
+                          .stall_ms = choose(wanted->stall_ms, defaults.stall_ms),
+                          .retry_base_ms = choose(wanted->retry_base_ms, defaults.retry_base_ms),
+                          .retry_cap_ms = choose(wanted->retry_cap_ms, defaults.retry_cap_ms),
+                          .tries_max = choose(wanted->tries_max, defaults.tries_max),
+                          .connections_max = (uint32_t)fsti_min(
+                              choose(wanted->connections_max, defaults.connections_max), 1024)};
+}
+
+fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error) {
+    static net_options made; // too large for a stack; guarded by the lock
+    net_store *store = &made.store;
+    const struct {
+        const char *name, *text;
+        char *field;
+        size_t size;
+    } texts[] = {
+        {"endpoint", wanted->endpoint, store->endpoint, sizeof store->endpoint},
+        {"region", wanted->region, store->region, sizeof store->region},
+        {"access_key", wanted->access_key, store->access_key, sizeof store->access_key},
+        {"secret_key", wanted->secret_key, store->secret_key, sizeof store->secret_key},
+        {"session_token", wanted->session_token, store->session_token, sizeof store->session_token},
+        {"bearer_token", wanted->bearer_token, store->bearer_token, sizeof store->bearer_token},
+        {"sas_token", wanted->sas_token, store->sas_token, sizeof store->sas_token},
+        {"account", wanted->account, store->account, sizeof store->account},
+        {"ca_file", wanted->ca_file, made.ca_file, sizeof made.ca_file},
+    };
+    fst_status status = FST_OK;
+    fsti_fork_lock(&lock);
+    pthread_mutex_lock(&lock);
+    memset(&made, 0, sizeof made);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts && status == FST_OK; i++) {
+        size_t size = texts[i].text == NULL ? 0 : strlen(texts[i].text);
+        // A line break would begin another header.
+        if (size >= texts[i].size || (size > 0 && strpbrk(texts[i].text, "\r\n") != NULL))
+            status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                    "%s is too long, or has a line break", texts[i].name);
+        else if (size > 0)
+            memcpy(texts[i].field, texts[i].text, size + 1);
+    }
+    if (status == FST_OK && (wanted->access_key == NULL) != (wanted->secret_key == NULL))
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                "access_key and secret_key go together");
+    if (status == FST_OK) {
+        store->style = wanted->bucket_style;
+        made.anonymous = wanted->anonymous != 0;
+        options = made;
+        set_limits(wanted);
+    }
+    explicit_bzero(&made, sizeof made);
+    pthread_mutex_unlock(&lock);
+    return status;
 }

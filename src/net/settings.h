@@ -5,16 +5,17 @@
 
 #include "base/base.h"
 
-/// Times and numbers of all requests.
+/// Times and numbers of all requests: see fst_remote_options.
 typedef struct net_limits {
-    uint32_t connect_ms;    ///< to have a connection
-    uint32_t first_byte_ms; ///< then, until the answer's head is there
-    uint32_t stall_ms;      ///< then, without a byte
-    uint32_t retry_base_ms, retry_cap_ms;
-    uint32_t tries_max;       ///< in a row, without a byte
-    uint32_t connections_max; ///< at one host
+    uint32_t connect_ms, first_byte_ms, stall_ms, retry_base_ms, retry_cap_ms, tries_max,
+        connections_max;
 } net_limits;
 
 net_limits fsti_net_limits(void);
+/// The file of certificates to trust; false: the library's own.
+bool fsti_net_ca_file(char *path, size_t size);
+/// An environment variable that is set and not empty, of a program that runs with the rights of who
+/// has started it; else NULL.
+const char *fsti_net_environment(const char *name);
 
 #endif

@@ -94,8 +94,7 @@ const char *fsti_url_parse(const char *text, net_url *out) {
     size_t size = strnlen(text, URL_BYTES_MAX + 1), at = 0;
     if (size > URL_BYTES_MAX) return "it is longer than 8,192 bytes";
     for (size_t i = 0; i < size; i++)
-        if ((unsigned char)text[i] <= ' ' || text[i] == 0x7f)
-            return "it has a space or control byte";
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) return "it has a control byte";
     while (at < size && (is_letter(text[at]) || is_digit(text[at]))) at++;
     out->scheme = (url_part){text, at};
     if (at == 0 || size - at < 3 || memcmp(text + at, "://", 3) != 0)
@@ -106,6 +105,9 @@ const char *fsti_url_parse(const char *text, net_url *out) {
     if (why != NULL) return why;
     if (strchr(end, '#') != NULL) return "it has a fragment (#)";
     const char *query = strchr(end, '?');
+    // Keys of stores may have spaces; addresses of the web have %20 there.
+    bool is_web = fsti_url_part_is(out->scheme, "http") || fsti_url_part_is(out->scheme, "https");
+    if (is_web && strchr(text, ' ') != NULL) return "it has a space";
     out->path = (url_part){end, query == NULL ? strlen(end) : (size_t)(query - end)};
     out->has_query = query != NULL;
     if (query != NULL) out->query = (url_part){query + 1, strlen(query + 1)};

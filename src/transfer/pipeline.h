@@ -51,7 +51,12 @@ typedef struct batch_state {
     X(digest_ns)                                                                                   \
     X(stored_bytes)                                                                                \
     X(decoded_bytes)                                                                               \
-    X(decode_ns)
+    X(decode_ns)                                                                                   \
+    X(network_requests)                                                                            \
+    X(network_retries)                                                                             \
+    X(network_hedges)                                                                              \
+    X(network_connections)                                                                         \
+    X(network_bytes)
 
 /// Counters of one worker, added up when it ends.
 typedef struct worker_counts {

@@ -210,6 +210,12 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.stored_bytes += block->read.stored_bytes;
     self->counts.decoded_bytes += block->read.decoded_bytes;
     self->counts.decode_ns += block->read.decode_ns;
+    const fsti_net_counts *net = &block->read.net;
+    self->counts.network_requests += net->requests;
+    self->counts.network_retries += net->retries;
+    self->counts.network_hedges += net->hedges;
+    self->counts.network_connections += net->connections;
+    self->counts.network_bytes += net->bytes;
     bool is_direct = lane->engine->is_direct && !block->is_buffered;
     if (is_direct) self->counts.bytes_direct += size;
     bool stays = !pipeline->chunks[block->chunk].is_resident && !pipeline->job.clears_cache &&

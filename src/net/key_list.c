@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Folders of stores: the keys below a prefix, page by page.
+#include <stdio.h>
+#include <string.h>
+
+#include "listing.h"
+#include "request.h"
+#include "store.h"
+
+#define PAGE_BYTES_MAX ((size_t)8 << 20) ///< a thousand keys take 500 KB
+#define PAGE_COUNT_MAX 1000u
+#define KEY_COUNT_MAX 1000000u
+
+typedef struct folder_visit {
+    char prefix[LISTING_KEY_BYTES_MAX]; ///< of all keys
+    fsti_key_visitor visit;
+    void *context;
+    fst_error *error;
+    fst_status status;
+    uint32_t key_count;
+} folder_visit;
+
+static bool visit_key(void *context, const char *key) {
+    folder_visit *folder = context;
+    size_t size = strlen(folder->prefix);
+    if (strncmp(key, folder->prefix, size) != 0) return true; // not what was asked for
+    const char *name = key + size;
+    // The folder itself, and what is hidden or further below.
+    if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL) return true;
+    folder->status = ++folder->key_count > KEY_COUNT_MAX
+                         ? fsti_error_set(folder->error, FST_E_IO, FSTI_NOWHERE,
+                                          "a folder of more than a million keys")
+                         : folder->visit(folder->context, name, folder->error);
+    return folder->status == FST_OK;
+}
+
+static fst_status read_page(const net_store *store, const char *url, folder_visit *folder,
+                            listing *page, fst_error *error) {
+    char *address = NULL, name[1024];
+    FST_TRY(fsti_store_listing(store, url, page->next, &address, error));
+    fsti_url_tell(url, name, sizeof name);
+    net_request request = {
+        .url = address, .name = name, .store = store, .text_bytes_max = PAGE_BYTES_MAX};
+    fsti_request_run(&request);
+    fsti_free(address);
+    const char *why = NULL;
+    if (request.status == FST_OK && request.text == NULL) why = "the answer is no listing";
+    if (request.status == FST_OK && why == NULL)
+        why = fsti_listing_read(request.text, request.text_bytes, visit_key, folder, page);
+    fsti_free(request.text);
+    if (request.status != FST_OK && error != NULL) *error = request.error;
+    if (request.status != FST_OK) return request.status;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = name;
+    if (why != NULL) return fsti_error_set(error, FST_E_IO, place, "%s", why);
+    return folder->status;
+}
+
+static fst_status read_pages(const net_store *store, const char *url, folder_visit *folder,
+                             fst_error *error) {
+    char name[512];
+    listing page = {""};
+    fsti_error_place place = FSTI_NOWHERE;
+    fsti_url_tell(url, name, sizeof name);
+    place.file = name;
+    if (store->kind == NET_STORE_WEB || store->kind == NET_STORE_HUB)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, place,
+                              "a web server lists no folders: name the file, or the index");
+    for (uint32_t i = 0; i < PAGE_COUNT_MAX; i++) {
+        FST_TRY(read_page(store, url, folder, &page, error));
+        if (page.next[0] == '\0') return FST_OK;
+    }
+    return fsti_error_set(error, FST_E_IO, place, "the listing does not end");
+}
+
+fst_status fsti_net_list(const char *url, fsti_key_visitor visit, void *context, fst_error *error) {
+    const curl_library *curl;
+    net_store *store = NULL;
+    net_url parsed;
+    folder_visit folder = {.visit = visit, .context = context, .error = error};
+    FST_TRY(fsti_curl_open(&curl, error));
+    FST_TRY(fsti_store_open(url, &store, error));
+    if (fsti_url_parse(url, &parsed) == NULL && parsed.path.size > 0)
+        snprintf(folder.prefix, sizeof folder.prefix, "%.*s", (int)parsed.path.size - 1,
+                 parsed.path.at + 1);
+    fst_status status = read_pages(store, url, &folder, error);
+    fsti_store_unref(store);
+    return status;
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Listings read from XML: the texts of a few elements, whatever else there is. No document type,
+/// no entities but the five that XML has and numbers below 128.
+#include "listing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct xml_text {
+    const char *at, *end;
+} xml_text;
+
+/// One of XML's own entities, behind its &. Returns its size with the semicolon; 0: none of them.
+static size_t read_entity(const char *at, const char *end, char *out) {
+    static const struct {
+        const char *name;
+        char byte;
+    } names[] = {{"amp;", '&'}, {"lt;", '<'}, {"gt;", '>'}, {"quot;", '"'}, {"apos;", '\''}};
+    size_t left = (size_t)(end - at);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t size = strlen(names[i].name);
+        *out = names[i].byte;
+        if (left >= size && memcmp(at, names[i].name, size) == 0) return size;
+    }
+    const char *semicolon = memchr(at, ';', left < 8 ? left : 8);
+    if (semicolon == NULL || left < 2 || at[0] != '#') return 0;
+    bool is_hex = at[1] == 'x';
+    char digits[8] = "", *digits_end;
+    size_t skip = is_hex ? 2 : 1, count = (size_t)(semicolon - at) - skip;
+    if ((size_t)(semicolon - at) <= skip) return 0;
+    memcpy(digits, at + skip, count);
+    unsigned long number = strtoul(digits, &digits_end, is_hex ? 16 : 10);
+    *out = (char)number;
+    bool is_good =
+        *digits_end == '\0' && digits[0] != '-' && digits[0] != '+' && number > 0 && number < 128;
+    return is_good ? (size_t)(semicolon - at) + 1 : 0;
+}
+
+/// The text of an element, unescaped.
+static bool read_text(xml_text raw, char *out, size_t size) {
+    size_t used = 0;
+    while (raw.at < raw.end) {
+        char byte = *raw.at++;
+        if (byte == '<' || byte == '\0') return false;
+        if (byte == '&') {
+            size_t skipped = read_entity(raw.at, raw.end, &byte);
+            if (skipped == 0) return false;
+            raw.at += skipped;
+        }
+        if (used + 1 >= size) return false;
+        out[used++] = byte;
+    }
+    out[used] = '\0';
+    return true;
+}
+
+/// The next element of that name in *rest: what lies in it. *rest goes behind it.
+static bool find_element(xml_text *rest, const char *name, xml_text *inside) {
+    char open[48], close[48];
+    int open_size = snprintf(open, sizeof open, "<%s>", name);
+    int close_size = snprintf(close, sizeof close, "</%s>", name);
+    const char *begin = memmem(rest->at, (size_t)(rest->end - rest->at), open, (size_t)open_size);
+    if (begin == NULL) return false;
+    begin += open_size;
+    const char *end = memmem(begin, (size_t)(rest->end - begin), close, (size_t)close_size);
+    if (end == NULL) return false;
+    *inside = (xml_text){begin, end};
+    rest->at = end + close_size;
+    return true;
+}
+
+static const char *visit_entries(xml_text text, const char *entry, const char *key_name,
+                                 listing_visitor visit, void *context) {
+    xml_text inside, key;
+    char name[LISTING_KEY_BYTES_MAX];
+    while (find_element(&text, entry, &inside)) {
+        if (!find_element(&inside, key_name, &key)) return "an entry of the listing has no key";
+        if (!read_text(key, name, sizeof name)) return "a key of the listing is none";
+        if (!visit(context, name)) return NULL;
+    }
+    return NULL;
+}
+
+const char *fsti_listing_read(const char *text, size_t size, listing_visitor visit, void *context,
+                              listing *out) {
+    const xml_text all = {text, text + size};
+    xml_text token, rest = all;
+    out->next[0] = '\0';
+    if (memmem(text, size, "<!", 2) != NULL) return "the listing declares a document of its own";
+    bool is_azure = memmem(text, size, "<EnumerationResults", 19) != NULL;
+    if (!is_azure && memmem(text, size, "<ListBucketResult", 17) == NULL)
+        return "the answer is no listing";
+    const char *why = visit_entries(all, is_azure ? "Blob" : "Contents", is_azure ? "Name" : "Key",
+                                    visit, context);
+    if (why != NULL) return why;
+    const char *token_name = is_azure ? "NextMarker" : "NextContinuationToken";
+    if (find_element(&rest, token_name, &token) && !read_text(token, out->next, sizeof out->next))
+        return "the listing's mark for what follows is none";
+    return NULL;
+}

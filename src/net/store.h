@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Stores: from names to addresses, and what their requests are signed with. Private to the net
+/// room.
+#ifndef FSTI_STORE_H
+#define FSTI_STORE_H
+
+#include "curl_library.h"
+#include "fastsafetensors/remote.h"
+#include "url.h"
+
+typedef enum net_store_kind {
+    NET_STORE_WEB,
+    NET_STORE_S3,
+    NET_STORE_GCS,
+    NET_STORE_AZURE,
+    NET_STORE_HUB,
+} net_store_kind;
+
+typedef struct net_store net_store;
+/// Who asks. Texts are "" where there is none.
+struct net_store {
+    fsti_refcount refs;
+    net_store_kind kind;
+    char endpoint[512]; ///< without a slash at its end; "" for the store's own
+    char region[64];
+    char access_key[160], secret_key[192], session_token[4096];
+    char bearer_token[4096], sas_token[1024], account[64];
+    const char *source; ///< of the credentials, in words
+    fst_bucket_style style;
+};
+
+/// What an address is about, with settings and credentials as they are now.
+fst_status fsti_store_open(const char *url, net_store **out, fst_error *error);
+net_store *fsti_store_ref(net_store *store);
+void fsti_store_unref(net_store *store);
+/// The address that is asked for an object: of the web, escaped. *out is from fsti_alloc.
+fst_status fsti_store_address(const net_store *store, const char *url, char **out,
+                              fst_error *error);
+/// The address of a part of a folder's listing that begins behind `mark` ("": the first).
+fst_status fsti_store_listing(const net_store *store, const char *url, const char *mark, char **out,
+                              fst_error *error);
+/// Adds what a GET of `address` is signed with to *list. False: no memory, or it does not fit.
+bool fsti_store_sign(const net_store *store, const char *address, int64_t now_s, curl_list **list);
+
+/// Fills in credentials of S3: those of the options are there already. (credentials.c)
+fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *error);
+
+/// A copy of what fst_remote_configure() was told.
+typedef struct net_options {
+    net_store store; ///< as far as it was said
+    bool anonymous;
+    char ca_file[512];
+} net_options;
+void fsti_net_options(net_options *out);
+
+#endif
