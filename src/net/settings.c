@@ -19,7 +19,7 @@ static const net_limits defaults = {.connect_ms = 5000,
                                     .retry_cap_ms = 20000,
                                     .tries_max = 8,
                                     .connections_max = 64};
-static net_limits limits = defaults;
+static net_limits limits; ///< zeros: the defaults
 
 const char *fsti_net_environment(const char *name) {
     const char *value = secure_getenv(name);
@@ -28,7 +28,7 @@ const char *fsti_net_environment(const char *name) {
 
 net_limits fsti_net_limits(void) {
     pthread_mutex_lock(&lock);
-    net_limits copy = limits;
+    net_limits copy = limits.tries_max == 0 ? defaults : limits;
     pthread_mutex_unlock(&lock);
     return copy;
 }
