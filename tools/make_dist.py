@@ -11,16 +11,22 @@ machine, and aarch64 from x86-64. Every wheel is checked by auditwheel.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GLIBC = "2.28"
+# Whose source distribution has zstd's sources as one file.
+ZSTD_PACKAGE = "zstandard"
+ZSTD_VERSION = "0.23.0"
+ZSTD_SHA256 = "b2d8c62d08e7255f68f7a740bae85b3c9b8e5466baa9cbf7f57f1cde0ac6bc09"
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
@@ -72,6 +78,21 @@ def check_glibc(wheel: pathlib.Path) -> None:
                 sys.exit(f"{path.name} wants {sorted(needed - allowed)}, glibc {max(versions)}")
 
 
+def fetch_zstd(folder: pathlib.Path) -> pathlib.Path:
+    """Return the folder of zstd's one-file source, which wheels have within (BSD licence)."""
+    made = folder / f"{ZSTD_PACKAGE}-{ZSTD_VERSION}"
+    if (made / "zstd/zstd.c").exists():
+        return made / "zstd"
+    run(sys.executable, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps",
+        "--no-build-isolation", "--dest", folder, f"{ZSTD_PACKAGE}=={ZSTD_VERSION}")
+    packed = folder / f"{made.name}.tar.gz"
+    if hashlib.sha256(packed.read_bytes()).hexdigest() != ZSTD_SHA256:
+        sys.exit(f"{packed.name} is not the file that was looked at")
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    return made / "zstd"
+
+
 def build_wheel(arch: str, out: pathlib.Path) -> None:
     """Build, tag and check one wheel."""
     folder = ROOT / "build/dist-tools"
@@ -81,7 +102,8 @@ def build_wheel(arch: str, out: pathlib.Path) -> None:
     for old in raw.glob("*.whl"):
         old.unlink()
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check",
-        f"-Csetup-args=--cross-file={cross}", "-Csetup-args=-Dc_link_args=-s", "--outdir", raw,
+        f"-Csetup-args=--cross-file={cross}", "-Csetup-args=-Dc_link_args=-s",
+        f"-Csetup-args=-Dzstd_source={fetch_zstd(folder)}", "--outdir", raw,
         ROOT, _PYTHON_HOST_PLATFORM=f"linux-{arch}")
     built = next(raw.glob("*.whl"))
     # The extension keeps to the limited interface of 3.10.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Finds libzstd, once a process.
+/// Finds libzstd, once a process; or has it within (meson's zstd_source), as wheels do.
 #include "zstd_library.h"
 
 #include <pthread.h>
@@ -9,6 +9,18 @@ static zstd_library library;
 static bool is_found;
 static const char *missing; ///< what an old library lacks
 
+#if defined(FSTI_ZSTD_WITHIN)
+#define ZSTD_WITHIN(result, name, parameters) result name parameters;
+ZSTD_FUNCTIONS(ZSTD_WITHIN)
+#undef ZSTD_WITHIN
+
+static void find_library(void) {
+#define ZSTD_WITHIN(result, name, parameters) library.name = name;
+    ZSTD_FUNCTIONS(ZSTD_WITHIN)
+#undef ZSTD_WITHIN
+    is_found = true;
+}
+#else
 static void find_library(void) {
     static const char *const names[] = {"libzstd.so.1", "libzstd.so", NULL};
 #define ZSTD_SYMBOL(result, name, parameters) {#name, &library.name},
@@ -16,6 +28,7 @@ static void find_library(void) {
 #undef ZSTD_SYMBOL
     is_found = fsti_library_bind(names, symbols, &missing);
 }
+#endif
 
 fst_status fsti_zstd_open(const zstd_library **out, fst_error *error) {
     pthread_once(&find_once, find_library);
