@@ -8,8 +8,8 @@ import re
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HEADERS = ("base", "dtype", "model", "loader", "writer", "verify", "device", "experimental",
-           "version")
+HEADERS = ("base", "dtype", "model", "remote", "loader", "writer", "verify", "device",
+           "experimental", "version")
 
 
 class Block(NamedTuple):
