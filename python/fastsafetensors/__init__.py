@@ -79,9 +79,11 @@ _LAZY = {
     "owned_expert_range": "v05.ep_slice",
     "read_header": "_header",
     "save_file": "torch",
+    "sign_folder": "_verify",
     "verify_file": "_digests",
     "verifying": "_verify",
     "write_manifest": "_verify",
+    "write_sums": "_verify",
 }
 
 # Modules of the package that are attributes of it, imported or not.
@@ -123,17 +125,27 @@ __all__ = [
     "read_header",
     "safe_open",
     "save_file",
+    "sign_folder",
     "trim",
     "verify_file",
     "verifying",
     "write_manifest",
+    "write_sums",
 ]
 
 if TYPE_CHECKING:
     from ._agreement import RankError
     from ._digests import Digests, Problem, hash_file, verify_file
     from ._header import Header, TensorInfo, edit_header, read_header
-    from ._verify import ManifestMade, SignedBy, check_manifest, verifying, write_manifest
+    from ._verify import (
+        ManifestMade,
+        SignedBy,
+        check_manifest,
+        sign_folder,
+        verifying,
+        write_manifest,
+        write_sums,
+    )
     from .torch import load_file, save_file
     from .v05.allocation import live_allocation_bytes, live_allocation_count
     from .v05.auto_loader import AutoLoader

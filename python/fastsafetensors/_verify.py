@@ -157,6 +157,60 @@ def write_manifest(
     return ManifestMade(**row)
 
 
+def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
+    """Make a list of the SHA-256 of whole files that ``sha256sum -c`` checks, and verify= takes.
+
+    Args:
+        filename: a file, an index or a folder (then of every file in it).
+        target: where to; None for FILE.sha256, or SHA256SUMS in the folder.
+
+    Returns:
+        What it took.
+
+    Raises:
+        SafetensorError: a library that is not there.
+        OSError: of its kind, for what the system refuses.
+    """
+    from ._command import ask_command
+    from ._digests import _plain_path
+
+    more: list[Any] = [] if target is None else ["--output", _plain_path(target)]
+    row = ask_command("hash", "--json", "--no-progress", "--sums", *more, "--",
+                      _plain_path(filename))
+    row.pop("seconds")
+    return ManifestMade(**row)
+
+
+def sign_folder(
+    folder: Path, key: Path, bundle: Path | None = None, *, keep: Path | None = None
+) -> tuple[int, int]:
+    """Sign all files of a folder: an OpenSSF model-signing bundle, as SignedBy() looks for it.
+
+    Args:
+        folder: of the model; make its manifest first, which is signed with the rest.
+        key: path of a private key, PEM without a password, of the curve P-256, P-384 or P-521.
+        bundle: where to; None for model.sig in the folder.
+        keep: an older bundle of the same key, whose word stands for files that were not changed.
+
+    Returns:
+        The files that were signed, and the bytes that were read of them.
+
+    Raises:
+        SafetensorError: a bad key or bundle, or a library that is not there.
+        OSError: of its kind, for what the system refuses.
+    """
+    from ._command import ask_command
+    from ._digests import _plain_path
+
+    more: list[Any] = []
+    for option, value in (("--output", bundle), ("--keep", keep)):
+        if value is not None:
+            more += [option, _plain_path(value)]
+    row = ask_command("sign", "--json", "--key", _plain_path(key), *more, "--",
+                      _plain_path(folder))
+    return row["files"], row["bytes"]
+
+
 def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem]:
     """Read all files that a manifest lists and return everything that differs from it.
 

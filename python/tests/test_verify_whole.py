@@ -10,7 +10,14 @@ import subprocess
 import pytest
 import torch
 
-from fastsafetensors import SafetensorError, SignedBy, safe_open, verifying
+from fastsafetensors import (
+    SafetensorError,
+    SignedBy,
+    safe_open,
+    sign_folder,
+    verifying,
+    write_sums,
+)
 from fastsafetensors import torch as fast_torch
 from fastsafetensors._command import find_command
 from fastsafetensors._core import Model
@@ -36,7 +43,9 @@ def make_sums(path: pathlib.Path) -> pathlib.Path:
 def make_own_sum(path: pathlib.Path) -> pathlib.Path:
     """A list of the file."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    pathlib.Path(f"{path}.sha256").write_text(f"{digest} *{path.name}\n")
+    made = write_sums(path)
+    assert (made.algorithm, made.files, made.bytes_read) == ("sha256", 1, os.path.getsize(path))
+    assert pathlib.Path(f"{path}.sha256").read_text() == f"{digest}  {path.name}\n"
     return path
 
 
@@ -191,8 +200,8 @@ def test_a_bundle_without_a_manifest(tmp_path) -> None:
     folder.mkdir()
     path = folder / "model.safetensors"
     fast_torch.save_file(WEIGHTS, path)
-    done = run("sign", "--key", private, folder)
-    assert done.returncode == 0, done.stderr
+    assert sign_folder(folder, private) == (1, os.path.getsize(path))
+    assert sign_folder(folder, private, keep=folder / "model.sig")[0] == 1
     assert set(fast_torch.load_file(path, verify=SignedBy(public))) == set(WEIGHTS)
     flip(path, 5000)
     with pytest.raises(SafetensorError, match="digest of the whole file"):
