@@ -65,6 +65,7 @@ _LAZY = {
     "SingleGroup": "v05.common",
     "TensorFrame": "v05.common",
     "TensorInfo": "_header",
+    "changed_tensors": "_changed",
     "check_manifest": "_verify",
     "edit_header": "_header",
     "expert_parallel_filter": "v05.ep_slice",
@@ -87,7 +88,8 @@ _LAZY = {
 }
 
 # Modules of the package that are attributes of it, imported or not.
-_MODULES = ("checkpoint", "compat", "distributed", "fast_loading", "integrations", "numpy", "torch")
+_MODULES = ("checkpoint", "compat", "distributed", "fast_loading", "integrations", "lazy",
+            "numpy", "torch")
 
 __all__ = [
     "AutoLoader",
@@ -109,6 +111,7 @@ __all__ = [
     "TensorFrame",
     "TensorInfo",
     "__version__",
+    "changed_tensors",
     "check_manifest",
     "edit_header",
     "expert_parallel_filter",
@@ -135,6 +138,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ._agreement import RankError
+    from ._changed import changed_tensors
     from ._digests import Digests, Problem, hash_file, verify_file
     from ._header import Header, TensorInfo, edit_header, read_header
     from ._verify import (

@@ -74,6 +74,8 @@ class _Window:
 class LazyReads:
     """Reads of boxes from one model, by any thread; counts what was read and what was needed."""
 
+    keeps_promises = True
+
     def __init__(
         self, model: Model, options: dict[str, Any], *, names: Sequence[str],
         memory_limit: int = MEMORY_LIMIT_BYTES, ahead: bool = True, habits: Habits | None = None,
@@ -144,6 +146,10 @@ class LazyReads:
             except (error_class(), OSError, MemoryError):
                 self._give_up(found[0])  # it may be another tensor's; this one is read alone
         return self._read_alone(stored, bounds, size)
+
+    def convert(self, stored: Stored, view: Any, dtype: Any) -> Any:
+        """Leave it to torch: what is read ahead is as it is in the file."""
+        return None
 
     def _read_alone(self, stored: Stored, bounds: Bounds, size: int) -> Any:
         if self._copies and size <= _SMALL_BYTES:

@@ -9,22 +9,35 @@ anything else reads the smallest box that covers the view, once, and goes on wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from . import _view_geometry as geometry
-from ._lazy_reads import LazyReads, Stored
+from ._lazy_reads import Stored
 from ._torch_installed import torch as _torch
-from ._view_geometry import View
+from ._view_geometry import Sizes, View
 
 _Tensor = _torch.Tensor
 _plainly = _torch._C.DisableTorchFunctionSubclass
 _make = _Tensor._make_wrapper_subclass
 
 
+class Reads(Protocol):
+    """Where promises get their bytes from."""
+
+    device: Any
+    keeps_promises: bool  # False: what to() gives is a plain tensor
+
+    def read(self, stored: Stored, begin: Sizes, end: Sizes) -> Any:
+        """Return a box as a packed plain tensor."""
+
+    def convert(self, stored: Stored, view: View, dtype: Any) -> Any:
+        """Return a view as another dtype; None: torch has to do it."""
+
+
 class LazyTensor(_torch.Tensor):  # type: ignore[misc]
     """A view of a stored tensor that is read when it is used. Usable from several threads."""
 
-    _reads: LazyReads
+    _reads: Reads
     _stored: Stored
     _view: View
     _data: Any  # the plain tensor, once it was read
@@ -62,12 +75,12 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
         return memo.setdefault(id(self), read(self).clone())
 
 
-def make_lazy(reads: LazyReads, stored: Stored) -> LazyTensor:
+def make_lazy(reads: Reads, stored: Stored) -> LazyTensor:
     """A promise of all of a tensor, of a dtype that torch has."""
     return _promise(reads, stored, View(stored.shape, stored.pitches, 0))
 
 
-def _promise(reads: LazyReads, stored: Stored, view: View) -> LazyTensor:
+def _promise(reads: Reads, stored: Stored, view: View) -> LazyTensor:
     made: LazyTensor = _make(
         LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
         dtype=stored.dtype, device=reads.device,
@@ -279,7 +292,10 @@ def _own_if_there(func: Any, args: Any, kwargs: Any) -> Any:
         return _twin(own).to("meta", dtype, copy=True)
     if device is not None and _torch.device(device) != kind:
         return NotImplemented
-    return own if dtype in (None, own._stored.dtype) else NotImplemented
+    if dtype in (None, own._stored.dtype):
+        return own if own._reads.keeps_promises else read(own)
+    converted = own._reads.convert(own._stored, own._view, dtype) if own._data is None else None
+    return NotImplemented if converted is None else converted
 
 
 def _without_bytes(func: Any, args: Any, kwargs: Any) -> Any:

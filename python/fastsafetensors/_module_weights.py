@@ -15,6 +15,7 @@ from ._dtypes import WORDS
 from ._gpu import load_options, stream_of
 from ._load import OpenLoad, load_from
 from ._rank_parts import part_on_mesh
+from ._request import choose_names
 from ._tensor_memory import Extent, extents_of, find_covered, overlap_groups
 from ._torch_installed import torch as _torch
 from ._torch_state import dtype_name, format_box, torch_dtype, torch_shape
@@ -249,21 +250,28 @@ class ModuleLoad:
         self._is_assigned, self._device = assign, device
         self._options = {"mode": views, **load_options(device)} if assign else {"mode": "load"}
 
-    def run(self, strict: bool) -> tuple[set[str], list[str]]:
-        """Load: (missing names, unexpected names). RuntimeError for what does not fit."""
+    def run(
+        self, strict: bool, changed: Iterable[str] | None = None
+    ) -> tuple[set[str], list[str]]:
+        """Load: (missing names, unexpected names). RuntimeError for what does not fit.
+
+        changed: read and write these only, and of them what the module has.
+        """
         state, names = self._state, self._file.names()
         if not self._is_assigned and any(t.is_meta for t in state.tensors.values()):
             raise RuntimeError(
                 "the model is on the meta device, where there is no memory to load into: pass "
                 "assign=True, or give it memory first (`.to_empty(device=..)`)"
             )
+        chosen = set(names if changed is None else choose_names(self._file, changed, None) or ())
         if not state.takes_direct_reads():
-            return self._leave_to_torch(names, strict)
+            return self._leave_to_torch(names, strict, chosen)
         known = [name for name in names if name in state.tensors]
         unexpected = [name for name in names if name not in state.tensors]
         missing = state.missing(known, self._is_assigned)
         faults = state.shape_faults(self._file, known)
         raise_faults(state.module, missing, unexpected, faults, strict)
+        known = [name for name in known if name in chosen]
         if self._is_assigned:
             state.assign(self._read(known))
         else:
@@ -276,15 +284,18 @@ class ModuleLoad:
                 )
         return missing, unexpected
 
-    def _leave_to_torch(self, names: list[str], strict: bool) -> tuple[set[str], list[str]]:
-        """Modules that look at their state, or change it, get all of it."""
-        state, tensors = self._state, self._read(names)
+    def _leave_to_torch(
+        self, names: list[str], strict: bool, chosen: set[str]
+    ) -> tuple[set[str], list[str]]:
+        """Modules that look at their state, or change it, get all of it, or all that changed."""
+        state, tensors = self._state, self._read([name for name in names if name in chosen])
         if self._is_assigned:
             found, covered = state.assign(tensors), set[str]()
         else:
             found = state.module.load_state_dict(tensors, strict=False)
             covered = find_covered(state.extents, names)
-        missing, unexpected = set(found.missing_keys) - covered, list(found.unexpected_keys)
+        missing = set(found.missing_keys) - covered - (set(names) - chosen)
+        unexpected = list(found.unexpected_keys)
         raise_faults(state.module, missing, unexpected, [], strict)
         return missing, unexpected
 

@@ -156,6 +156,7 @@ def load_model(
     assign: bool = False,
     threads: int = 0,
     verify: Verify | None = None,
+    changed: Iterable[str] | None = None,
 ) -> tuple[set[str], list[str]]:
     """Load a model's parameters and buffers from a file.
 
@@ -177,6 +178,9 @@ def load_model(
             an error), a path against that one, SignedBy() against a signed one; a tensor
             that touches a chunk whose digest differs is not handed out. None: as verifying() says,
             else False.
+        changed: names of the file; only these are read and written, all else of the model stays as
+            it is. changed_tensors() finds them by digests. What a load that fails has written by
+            then is written; names, shapes and sizes are looked at before.
 
     Returns:
         (missing names, unexpected names).
@@ -191,7 +195,7 @@ def load_model(
     views = check_backend(backend)
     device = check_device(device)
     with contextlib.closing(open_files(filename, verify)) as file:
-        return ModuleLoad(file, model, assign, threads, device, views).run(strict)
+        return ModuleLoad(file, model, assign, threads, device, views).run(strict, changed)
 
 
 def save_file(

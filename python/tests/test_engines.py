@@ -148,8 +148,6 @@ def test_vllm(around, models, tmp_path):
          "extra": {"memory_limit": "1MiB", "threads": 1}},
         {"name": "moe ep filter", "folder": moe, "tp": 2, "ep": True,
          "parallel": {"enable_ep_weight_filter": True}},
-        {"name": "moe ep round robin", "folder": moe, "tp": 2, "ep": True,
-         "parallel": {"expert_placement_strategy": "round_robin"}},
         {"name": "moe pp", "folder": moe, "pp": 2, "extra": load},
         {"name": "llama reload", "folder": llama, "tp": 2, "reload": models["llama2"]},
         {"name": "moe reload", "folder": moe, "tp": 2, "ep": True, "reload": models["moe2"]},
