@@ -322,8 +322,9 @@ def _exchange(pairs: dict[int, Any], note: bool) -> None:
 
 def _install() -> None:
     originals: dict[int, Any] = {}
-    for module_name, names in _TARGETS.items():
-        module = importlib.import_module(module_name)
+    # All of them first: one that is imported later would take a wrapper for the original.
+    modules = [importlib.import_module(name) for name in _TARGETS]
+    for module, names in zip(modules, _TARGETS.values(), strict=True):
         for name in names:
             original = getattr(module, name)
             wrapper = _wrapper_of(name, original)
