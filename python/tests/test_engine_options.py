@@ -116,5 +116,6 @@ def test_errors_name_the_file_before_a_tensor_is_used(path, tmp_path):
         file.truncate(1000)
     with pytest.raises(SafetensorError, match="m.safetensors"):
         next(iterate([path], options, LOGGER, device="cpu"))
-    with pytest.raises(OSError, match="manifest"):
-        next(iterate([path], EngineOptions(verify=True), LOGGER, device="cpu"))
+    with pytest.raises(FileNotFoundError, match="no.manifest"):
+        listed = EngineOptions(verify=str(tmp_path / "no.manifest"))
+        next(iterate([path], listed, LOGGER, device="cpu"))
