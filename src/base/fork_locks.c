@@ -5,7 +5,7 @@
 
 #include "base.h"
 
-#define LOCK_COUNT_MAX 8
+#define LOCK_COUNT_MAX 16
 
 static pthread_mutex_t *locks[LOCK_COUNT_MAX];
 static size_t lock_count;
