@@ -64,7 +64,7 @@ static size_t read_counts(weight_states *states, const unsigned char *bytes, siz
 
 /// Gives the states their weights, bits and bases.
 static void spread_states(weight_states *states) {
-    uint32_t size = 1u << states->log, high = size, at = 0, next[HUFFMAN_BITS + 1];
+    uint32_t size = 1u << states->log, high = size, at = 0, next[HUFFMAN_BITS + 1] = {0};
     uint32_t step = (size >> 1) + (size >> 3) + 3;
     for (uint32_t w = 0; w < states->weight_count; w++) {
         next[w] = states->counts[w] < 0 ? 1 : (uint32_t)states->counts[w];
@@ -105,12 +105,12 @@ static bool read_coded_weights(tree_weights *weights, const unsigned char *bytes
     state[1] = take_back(bytes, size, &left, states.log);
     if (left < 0) return false;
     for (uint32_t turn = 0; weights->count < WEIGHTS_MAX; turn ^= 1) {
-        uint32_t now = state[turn];
+        uint32_t now = state[turn] % STATES_MAX;
         weights->of[weights->count++] = states.weight[now];
         state[turn] = states.base[now] + take_back(bytes, size, &left, states.bits[now]);
         if (left >= 0) continue;
         if (weights->count == WEIGHTS_MAX) return false;
-        weights->of[weights->count++] = states.weight[state[turn ^ 1]];
+        weights->of[weights->count++] = states.weight[state[turn ^ 1] % STATES_MAX];
         return true;
     }
     return false;
@@ -165,9 +165,10 @@ static void fill_cells(const huffman_table *table, uint64_t *cells, uint32_t sym
     uint64_t own = table->code_bits[symbol] | symbol << 8 | (uint64_t)1 << 56;
     const uint64_t *rest = table->cells + ((size_t)1 << bits);
     const uint64_t *fewer = bits > 5 ? table->cells + ((size_t)1 << 5) : rest;
+    uint32_t left_out = bits > 5 ? bits - 5 : 0;
     for (size_t i = 0; i < (size_t)1 << bits; i++) {
         uint64_t next = rest[i];
-        if (next >> 56 >= HUFFMAN_SYMBOLS) next = fewer[i >> (bits - 5)];
+        if (next >> 56 >= HUFFMAN_SYMBOLS) next = fewer[i >> left_out];
         cells[i] = own + (next & (uint64_t)0xff << 56) + (next & 0xff) + ((next << 8 >> 16) << 16);
     }
 }
@@ -178,6 +179,7 @@ static void fill_table(huffman_table *table, const uint8_t *sorted, uint32_t sor
         // From the shortest code down, as long as codes fit.
         for (uint32_t i = sorted_count; i > 0 && table->code_bits[sorted[i - 1]] <= k; i--) {
             uint32_t bits = k - table->code_bits[sorted[i - 1]];
+            if ((size_t)(end - cells) < (size_t)1 << bits) break; // not of a complete tree
             end -= (size_t)1 << bits;
             fill_cells(table, end, sorted[i - 1], bits);
         }

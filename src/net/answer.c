@@ -62,27 +62,36 @@ static bool is_name(const char *line, size_t name_size, const char *name) {
     return strlen(name) == name_size && strncasecmp(line, name, name_size) == 0;
 }
 
+/// Whether `text` is of the form: 0 for a digit, a for a letter, itself for any other byte.
+static bool has_form(const char *text, const char *form) {
+    for (; *form != '\0'; text++, form++) {
+        bool is_digit = *text >= '0' && *text <= '9';
+        bool is_letter = (*text >= 'A' && *text <= 'Z') || (*text >= 'a' && *text <= 'z');
+        if (*form == '0' ? !is_digit : *form == 'a' ? !is_letter : *text != *form) return false;
+    }
+    return *text == '\0';
+}
+
+static int two_digits(const char *text) { return (text[0] - '0') * 10 + text[1] - '0'; }
+
 int64_t fsti_answer_date(const char *text) {
     static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    struct tm date = {0};
-    char month[4] = "", zone[4] = "";
-    // "Sun, 06 Nov 1994 08:49:37 GMT": the one form that servers may send.
-    const char *comma = strchr(text, ',');
-    if (comma == NULL ||
-        sscanf(comma + 1, " %2d %3s %4d %2d:%2d:%2d %3s", &date.tm_mday, month, &date.tm_year,
-               &date.tm_hour, &date.tm_min, &date.tm_sec, zone) != 7 ||
-        strcmp(zone, "GMT") != 0)
-        return -1;
-    const char *found = strstr(months, month);
-    if (strlen(month) != 3 || found == NULL || (found - months) % 3 != 0) return -1;
-    date.tm_mon = (int)(found - months) / 3;
-    if (date.tm_year < 1970 || date.tm_mday < 1 || date.tm_mday > 31) return -1;
-    date.tm_year -= 1900;
+    // The one form that servers may send (RFC 9110, 5.6.7): 5 bytes of the weekday before.
+    if (!has_form(text, "aaa, 00 aaa 0000 00:00:00 GMT")) return -1;
+    const char month[] = {text[8], text[9], text[10], '\0'}, *found = strstr(months, month);
+    if (found == NULL || (found - months) % 3 != 0) return -1;
+    struct tm date = {.tm_mday = two_digits(text + 5),
+                      .tm_mon = (int)(found - months) / 3,
+                      .tm_year = two_digits(text + 12) * 100 + two_digits(text + 14) - 1900,
+                      .tm_hour = two_digits(text + 17),
+                      .tm_min = two_digits(text + 20),
+                      .tm_sec = two_digits(text + 23)};
+    if (date.tm_year < 70 || date.tm_mday < 1 || date.tm_mday > 31) return -1;
     return (int64_t)timegm(&date);
 }
 
 static void read_retry_after(net_answer *answer, const char *value, size_t size, int64_t now_s) {
-    char text[64];
+    char text[64] = "";
     uint64_t seconds;
     keep_text(text, sizeof text, value, size);
     if (read_number(value, size, &seconds)) {

@@ -7,6 +7,7 @@
 
 #include "fastsafetensors/version.h"
 #include "request.h"
+#include "store.h"
 
 /// libcurl's own buffer: below 64 KiB it takes more time, above no less.
 #define BUFFER_BYTES 262144L

@@ -58,6 +58,7 @@ fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error
     fsti_object *object = NULL;
     FST_TRY(fsti_curl_open(&curl, error));
     FST_TRY(make_object(url, &object, error));
+    if (object == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see
     net_request request = {.url = object->url,
                            .name = object->name,
                            .object = object,

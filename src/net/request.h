@@ -100,10 +100,6 @@ const net_pin *fsti_object_pin(const fsti_object *object);
 /// The headers of a request of it, added to *list; false without memory.
 bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list);
 
-/// What a GET of `url` is signed with. (store.c)
-bool fsti_store_sign(const struct net_store *store, const char *address, int64_t now_s,
-                     curl_list **list);
-
 uint64_t fsti_net_random(void);
 
 #endif

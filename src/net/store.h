@@ -5,7 +5,7 @@
 #define FSTI_STORE_H
 
 #include "curl_library.h"
-#include "fastsafetensors/remote.h"
+#include "net.h"
 #include "url.h"
 
 typedef enum net_store_kind {

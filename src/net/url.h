@@ -30,11 +30,6 @@ const char *fsti_url_parse(const char *text, net_url *out);
 bool fsti_url_part_is(url_part part, const char *text);
 /// Whether both name the same scheme, host and port.
 bool fsti_url_same_host(const net_url *a, const net_url *b);
-/// The address as it may be told: without its query. Cut off at `size`.
-void fsti_url_tell(const char *text, char *out, size_t size);
-/// The address of `name` in the folder of `base`, with the query of `base`; each byte of the name
-/// that an address can't have is written as %XX, if `escapes`. From fsti_alloc; NULL: no memory.
-char *fsti_url_beside(const char *base, const char *name, bool escapes);
 /// Text with every byte but A-Z a-z 0-9 - . _ ~ (and / if `keeps_slash`) as %XX; false where it
 /// does not fit.
 bool fsti_url_escape(url_part text, bool keeps_slash, char *out, size_t size);
