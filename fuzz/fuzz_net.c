@@ -5,6 +5,7 @@
 #include "fuzz_target.h"
 #include "net/answer.h"
 #include "net/listing.h"
+#include "net/net.h"
 #include "net/url.h"
 
 static void read_head(const char *text, size_t size) {
