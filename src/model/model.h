@@ -52,9 +52,14 @@ fst_status fsti_verification_open(const char *path, const model_wish *wish,
 /// that is the manifest that is first already.
 fst_status fsti_verification_add(const char *path, const model_wish *wish,
                                  model_verification **list, fst_error *error);
+/// What lies at a path, links followed.
+typedef enum path_look { PATH_IS_ABSENT, PATH_IS_FILE, PATH_IS_FOLDER, PATH_IS_OTHER } path_look;
+/// Looks there. What can't be seen is an error: who passes it over takes the next best thing for
+/// what a model is held against, or the folder above for the model's.
+fst_status fsti_model_look(const char *path, path_look *out, fst_error *error);
 /// The folder that a model's names are relative to, with its last slash; "" is the current one.
-/// From fsti_alloc.
-char *fsti_model_folder(const char *path);
+/// *out is from fsti_alloc.
+fst_status fsti_model_folder(const char *path, char **out, fst_error *error);
 /// All of a list.
 void fsti_verification_close(model_verification *verification);
 /// What the manifest says of a file; FST_E_DIGEST when it does not list it.

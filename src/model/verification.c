@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a model is held against: the manifest that was given, or that lies beside it.
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,9 +24,17 @@ void fsti_verification_close(model_verification *verification) {
     }
 }
 
-static bool is_folder(const char *path) {
+fst_status fsti_model_look(const char *path, path_look *out, fst_error *error) {
     struct stat info;
-    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    *out = PATH_IS_ABSENT;
+    if (stat(path, &info) == 0) {
+        *out = S_ISDIR(info.st_mode)   ? PATH_IS_FOLDER
+               : S_ISREG(info.st_mode) ? PATH_IS_FILE
+                                       : PATH_IS_OTHER;
+        return FST_OK;
+    }
+    if (errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG) return FST_OK;
+    return fsti_error_errno(error, errno, path, "looking at the path");
 }
 
 /// The folder of a model with its last slash: of a file, the part of its path before its name.
@@ -40,7 +49,12 @@ static char *make_folder(const char *path, bool is_dir) {
     return folder;
 }
 
-char *fsti_model_folder(const char *path) { return make_folder(path, is_folder(path)); }
+fst_status fsti_model_folder(const char *path, char **out, fst_error *error) {
+    path_look look;
+    FST_TRY(fsti_model_look(path, &look, error));
+    *out = make_folder(path, look == PATH_IS_FOLDER);
+    return *out == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
+}
 
 static char *join(const char *start, const char *end) {
     size_t size = strlen(start) + strlen(end) + 1;
@@ -49,20 +63,26 @@ static char *join(const char *start, const char *end) {
     return text;
 }
 
+/// The path `start` + `end`, if something lies there; else *out is NULL.
+static fst_status find_path(const char *start, const char *end, char **out, fst_error *error) {
+    path_look look = PATH_IS_ABSENT;
+    *out = NULL;
+    char *path = join(start, end);
+    if (path == NULL) return fsti_error_memory(error, strlen(start));
+    fst_status status = fsti_model_look(path, &look, error);
+    if (status == FST_OK && look != PATH_IS_ABSENT)
+        *out = path;
+    else
+        fsti_free(path);
+    return status;
+}
+
 /// The manifest that lies beside the model at `path`: *out is its path, or NULL.
 static fst_status find_beside(const char *path, const char *folder, bool is_dir, char **out,
                               fst_error *error) {
-    struct stat info;
-    *out = join(is_dir ? folder : path, is_dir ? FOLDER_NAME : FILE_ENDING);
-    if (*out == NULL) return fsti_error_memory(error, strlen(path));
-    if (stat(*out, &info) == 0) return FST_OK;
-    fsti_free(*out);
-    *out = join(folder, FOLDER_NAME);
-    if (*out == NULL) return fsti_error_memory(error, strlen(path));
-    if (stat(*out, &info) == 0) return FST_OK;
-    fsti_free(*out);
     *out = NULL;
-    return FST_OK;
+    if (!is_dir) FST_TRY(find_path(path, FILE_ENDING, out, error));
+    return *out != NULL ? FST_OK : find_path(folder, FOLDER_NAME, out, error);
 }
 
 /// What else there is: lists of whole files, or digests inside.
@@ -179,7 +199,9 @@ static fst_status read_manifest(model_verification *verification, const model_wi
 /// Where to look, and what is there: nothing of it has been read.
 static fst_status find_manifest(const char *path, const model_wish *wish, model_verification *made,
                                 fst_error *error) {
-    bool is_dir = is_folder(path);
+    path_look look;
+    FST_TRY(fsti_model_look(path, &look, error));
+    bool is_dir = look == PATH_IS_FOLDER;
     made->folder = make_folder(path, is_dir);
     if (made->folder == NULL) return fsti_error_memory(error, strlen(path));
     if (wish->manifest == NULL) {

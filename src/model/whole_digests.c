@@ -84,13 +84,14 @@ fst_status fsti_whole_read(const char *path, char *bytes, size_t byte_count, who
 /// The text at `start` + `end`, if it is a list: *found is its path.
 static fst_status try_list(const char *start, const char *end, whole_digests **out, char **found,
                            fst_error *error) {
-    struct stat info;
+    path_look look = PATH_IS_ABSENT;
     char *bytes;
     size_t byte_count, room = strlen(start) + strlen(end) + 1;
     char *path = fsti_alloc(room);
     if (path == NULL) return fsti_error_memory(error, room);
     snprintf(path, room, "%s%s", start, end);
-    fst_status status = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? FST_OK : FST_E_NOT_FOUND;
+    fst_status status = fsti_model_look(path, &look, error);
+    if (status == FST_OK && look != PATH_IS_FILE) status = FST_E_NOT_FOUND;
     if (status == FST_OK) status = fsti_model_read_text(path, &bytes, &byte_count, error);
     if (status == FST_OK) {
         status = fsti_whole_read(path, bytes, byte_count, out, error);

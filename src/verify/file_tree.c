@@ -14,9 +14,9 @@
 #include "io/io.h"
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
-#define DEPTH_MAX 64u
+#define DEPTH_MAX ((size_t)64)
 /// Links to folders can make a small tree an endless one.
-#define FOLDER_COUNT_MAX (1u << 16)
+#define FOLDER_COUNT_MAX ((size_t)1 << 16)
 #define PIECE_BYTES ((size_t)1 << 20)
 #define THREADS_MAX 16u
 
@@ -38,7 +38,18 @@ static char *join(const char *first, const char *second, const char *third) {
     return text;
 }
 
+/// A tree that is too much: `limit` of `what`.
+static fst_status refuse_tree(const file_tree *tree, size_t limit, const char *what,
+                              fst_error *error) {
+    fsti_error_place place = {.file = tree->folder, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, place, "more than %zu %s", limit, what);
+}
+
 static fst_status push_file(file_tree *tree, char *name, fst_error *error) {
+    if (tree->count == FILE_COUNT_MAX) {
+        fsti_free(name);
+        return refuse_tree(tree, FILE_COUNT_MAX, "files", error);
+    }
     if (!fsti_array_reserve((void **)&tree->files, &tree->capacity, tree->count,
                             sizeof *tree->files, FILE_COUNT_MAX)) {
         fsti_free(name);
@@ -95,10 +106,9 @@ static fst_status visit_entry(void *context, const fsti_folder_entry *entry, fst
 
 static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *error) {
     if (++walk->folder_count > FOLDER_COUNT_MAX)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "more than %u folders",
-                              FOLDER_COUNT_MAX);
+        return refuse_tree(walk->tree, FOLDER_COUNT_MAX, "folders", error);
     if (walk->depth >= DEPTH_MAX)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "folders nest too deeply");
+        return refuse_tree(walk->tree, DEPTH_MAX, "folders, one in the other", error);
     char *path = join(walk->tree->folder, prefix, ".");
     if (path == NULL) return fsti_error_memory(error, strlen(prefix));
     const char *above = walk->prefix;

@@ -54,7 +54,12 @@ static fst_status push_entry(void *context, const fsti_folder_entry *entry, fst_
         return S_ISREG(info.st_mode) ? push_name(out, entry->name, error) : FST_OK;
     // A link that leads nowhere is no file; of anything else that may be one nothing is left out.
     if (errno == ENOENT || errno == ELOOP) return FST_OK;
-    return fsti_error_errno(error, errno, entry->name, "looking at the file");
+    int cause = errno;
+    char *path = fsti_folder_join(out, entry->name);
+    if (path == NULL) return fsti_error_memory(error, strlen(entry->name));
+    fst_status status = fsti_error_errno(error, cause, path, "looking at the file");
+    fsti_free(path);
+    return status;
 }
 
 static fst_status list_entries(folder_files *out, fst_error *error) {
@@ -78,8 +83,9 @@ static int compare_names(const void *a, const void *b) {
 
 static fst_status fill_files(const char *path, const model_paths *paths, folder_files *out,
                              fst_error *error) {
-    struct stat info;
-    bool is_dir = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    path_look look;
+    FST_TRY(fsti_model_look(path, &look, error));
+    bool is_dir = look == PATH_IS_FOLDER;
     const char *slash = strrchr(path, '/');
     size_t size = is_dir ? strlen(path) : slash == NULL ? 0 : (size_t)(slash - path) + 1;
     out->folder = fsti_alloc(size + 2);
@@ -93,6 +99,21 @@ static fst_status fill_files(const char *path, const model_paths *paths, folder_
     FST_TRY(push_below(out, paths, error));
     if (out->count > 1) qsort(out->names, out->count, sizeof *out->names, compare_names);
     return FST_OK;
+}
+
+fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error) {
+    path_look look;
+    fst_error cause = {0};
+    *out = (folder_files){0};
+    FST_TRY(fsti_model_look(path, &look, error));
+    // Of a file that is listed and not there that will be told.
+    if (look == PATH_IS_ABSENT) return FST_OK;
+    fst_status status = fsti_folder_files(path, out, &cause);
+    if (status == FST_OK) return FST_OK;
+    bool is_absent = cause.os_errno == 0 || cause.os_errno == ENOENT;
+    if (status != FST_E_NO_MEMORY && look == PATH_IS_FOLDER && is_absent) return FST_OK;
+    if (error != NULL) *error = cause;
+    return status;
 }
 
 fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A folder held against a manifest: all of it is read, and everything that differs is told.
 #include <string.h>
-#include <sys/stat.h>
 
 #include "folder_files.h"
 #include "format/format.h"
@@ -114,12 +113,8 @@ static fst_status check_some(check_job *job, size_t *count, uint64_t *bytes_read
 
 /// Tells of model files at the path that the manifest does not list: nothing was said of these.
 static fst_status tell_unlisted(check_job *job, const char *path, fst_error *error) {
-    folder_files there = {0};
-    struct stat info;
-    if (stat(path, &info) != 0) return FST_OK; // of a file that is listed that will be told
-    fst_status status = fsti_folder_files(path, &there, error);
-    // A folder that is no model is held against a manifest by what that lists.
-    if (S_ISDIR(info.st_mode) && status != FST_E_NO_MEMORY) status = FST_OK;
+    folder_files there;
+    fst_status status = fsti_folder_models(path, &there, error);
     for (size_t i = 0; i < there.count && status == FST_OK; i++) {
         const fsti_manifest_file *listed;
         fst_error difference;

@@ -92,8 +92,8 @@ static fst_status read_list(const char *path, fsti_sums *out, fst_error *error) 
 /// The listed files, by name, each with what the list says of it.
 static fst_status list_known(const char *path, const fsti_sums *sums, file_tree *tree,
                              fst_error *error) {
-    char *folder = fsti_model_folder(path);
-    if (folder == NULL) return fsti_error_memory(error, strlen(path));
+    char *folder;
+    FST_TRY(fsti_model_folder(path, &folder, error));
     fst_status status = fsti_file_tree_begin(folder, tree, error);
     fsti_free(folder);
     for (size_t i = 0; i < sums->file_count && status == FST_OK; i++) {
@@ -117,7 +117,7 @@ static void compare_file(fsti_differences *told, const tree_file *file) {
 static fst_status tell_unlisted(fsti_differences *told, const char *path, const file_tree *tree,
                                 fst_error *error) {
     folder_files there;
-    fst_status status = fsti_folder_files(path, &there, error);
+    fst_status status = fsti_folder_models(path, &there, error);
     for (size_t i = 0; i < there.count && status == FST_OK; i++) {
         const char *name = there.names[i];
         fsti_signed_file wanted = {.name = name, .name_size = strlen(name)};
@@ -126,8 +126,7 @@ static fst_status tell_unlisted(fsti_differences *told, const char *path, const 
             fsti_differences_tell(told, name, strlen(name), "there, but not listed");
     }
     fsti_folder_files_clear(&there);
-    // A folder that is no model is held against what the list names.
-    return status == FST_E_NO_MEMORY ? status : FST_OK;
+    return status;
 }
 
 static fst_status check_tree(const char *path, fsti_differences *told, file_tree *tree,

@@ -94,12 +94,27 @@ WRAP(ssize_t, copy_file_range,
      (from, from_at, to, to_at, size, flags), EIO, ENOSPC, EINTR, EXDEV, EINVAL)
 WRAP(int, flock, (int fd, int operation), (fd, operation), ENOLCK)
 
+/// Reads fail only where a test asks for it.
+ssize_t __real_pread64(int fd, void *data, size_t size, off_t at);
+ssize_t __wrap_pread64(int fd, void *data, size_t size, off_t at);
+ssize_t __wrap_pread64(int fd, void *data, size_t size, off_t at) {
+    return plan.with_reads && FAILS("pread", EIO, EINTR, ENOMEM)
+               ? -1
+               : __real_pread64(fd, data, size, at);
+}
+
+ssize_t __real_read(int fd, void *data, size_t size);
+ssize_t __wrap_read(int fd, void *data, size_t size);
+ssize_t __wrap_read(int fd, void *data, size_t size) {
+    return plan.with_reads && FAILS("read", EIO, EINTR, ENOMEM) ? -1 : __real_read(fd, data, size);
+}
+
 /// A file system that shares blocks does as if it copied them.
 static int copy_blocks(int to, const struct file_clone_range *range) {
     char block[4096];
     for (off_t done = 0;;) {
-        ssize_t got =
-            pread((int)range->src_fd, block, sizeof block, (off_t)range->src_offset + done);
+        ssize_t got = __real_pread64((int)range->src_fd, block, sizeof block,
+                                     (off_t)range->src_offset + done);
         if (got <= 0) return (int)got;
         if (__real_pwrite64(to, block, (size_t)got, (off_t)range->dest_offset + done) != got)
             return -1;
@@ -145,6 +160,8 @@ int __wrap_open64(const char *path, int flags, ...) {
     va_start(arguments, flags);
     mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
     va_end(arguments);
+    if (plan.with_reads && (flags & O_ACCMODE) == O_RDONLY)
+        return FAILS("open", EIO, EMFILE, ENOMEM, EINTR) ? -1 : __real_open64(path, flags, mode);
     return FAILS("open", ENOSPC, EMFILE, EACCES) ? -1 : __real_open64(path, flags, mode);
 }
 

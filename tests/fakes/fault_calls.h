@@ -21,6 +21,7 @@ typedef struct fault_plan {
     unsigned errno_index; ///< which of the errors that the call can have
     bool no_links;        ///< the file system has no hard links
     bool shares_blocks;   ///< it shares blocks between files
+    bool with_reads;      ///< calls that read count as well
     void (*action)(void);
 } fault_plan;
 

@@ -83,7 +83,7 @@ static void add_another(void) {
 
 static void fold_set(void) {
     // As a kill in the middle of a publication leaves it: the index leads to hidden names.
-    fault_plan plan = {FAULT_KILL, 0, 0, false, false, NULL};
+    fault_plan plan = {.kind = FAULT_KILL};
     for (long nth = 1; nth < 1000; nth++) {
         pid_t child = fork();
         if (child == 0) {
@@ -329,7 +329,10 @@ static void try_kind(fault_kind how, const save_kind *kind, size_t system,
     fault_case fault = {kind,
                         system,
                         promise,
-                        {how, 1, 0, systems[system].no_links, systems[system].shares_blocks, NULL}};
+                        {.kind = how,
+                         .nth = 1,
+                         .no_links = systems[system].no_links,
+                         .shares_blocks = systems[system].shares_blocks}};
     fault_report report = {0};
     // Unless all are asked for a share of the calls, other ones in each kind and file system.
     long stride = CHECK_SANITIZED ? 25 : (long)check_share();
@@ -416,7 +419,8 @@ TEST(a_set_that_is_replaced_while_it_is_opened)
         fault_report report = {.failed = "none yet"};
         for (long nth = 1; report.failed != NULL && !check_failed; nth++) {
             put_old(kind);
-            fault_plan plan = {FAULT_ACTION, nth, 0, false, true, save_another};
+            fault_plan plan = {
+                .kind = FAULT_ACTION, .nth = nth, .shares_blocks = true, .action = save_another};
             fault_calls_begin(&plan);
             int found = model_at(target_of(kind));
             report = fault_calls_end();
@@ -438,7 +442,8 @@ TEST(another_save_of_the_same_target_at_the_same_time)
         fault_report report = {.failed = "none yet"};
         for (long nth = 1; report.failed != NULL && !check_failed; nth++) {
             put_old(kind);
-            fault_plan plan = {FAULT_ACTION, nth, 0, false, true, save_another};
+            fault_plan plan = {
+                .kind = FAULT_ACTION, .nth = nth, .shares_blocks = true, .action = save_another};
             fault_calls_begin(&plan);
             fst_error error = {0};
             fst_status status =

@@ -3,6 +3,7 @@
 /// fails, once or for good. What is made is the old text, whole, or a new one that holds, and
 /// nothing lies beside it; a folder with a flipped bit is never found good.
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,12 +134,21 @@ static void put_old_text(void) {
     close(fd);
 }
 
+/// Whether an error says where: all of these files lie in the same folder. Memory lies nowhere.
+static bool names_file(fst_status status, const fst_error *error) {
+    char place[600];
+    snprintf(place, sizeof place, "%.*s", (int)(strrchr(folder, '/') - folder), folder);
+    return status == FST_E_NO_MEMORY || strstr(error->message, place) != NULL ||
+           strstr(error->message, "model.safetensors") != NULL ||
+           strstr(error->message, "text") != NULL;
+}
+
 /// What is there after a call that something failed in. Words of what is wrong, or NULL.
 static const char *judge(const verify_kind *kind, fst_status status, const fst_error *error) {
     if (status == FST_OK)
         return kind->check(NULL) == FST_OK ? NULL : "made, and what it says does not hold";
     if (!has_old_text()) return "an error, and the old text is gone";
-    return error->message[0] == '\0' ? "an error without words" : NULL;
+    return names_file(status, error) ? NULL : "an error that names no file";
 }
 
 static void flip_bit(void) {
@@ -150,30 +160,41 @@ static void flip_bit(void) {
     close(fd);
 }
 
+/// Runs through the n-th calls and the errors that each can have; false behind the last one.
+static bool next_plan(fault_plan *plan, const fault_report *report) {
+    if (plan->nth > 0 && report->failed == NULL) return false;
+    bool has_more = plan->kind == FAULT_ONCE && plan->errno_index + 1 < report->errno_count;
+    plan->errno_index = has_more ? plan->errno_index + 1 : 0;
+    if (!has_more) plan->nth++;
+    return !check_failed && plan->nth < NTH_MAX;
+}
+
+/// One making, in which something fails.
+static void make_failing(size_t k, const fault_plan *plan, fault_report *out) {
+    fst_error error = {0};
+    long live = fsti_alloc_live();
+    put_old_text();
+    fault_calls_begin(plan);
+    fst_status status = kinds[k].make(&error);
+    fault_report report = *out = fault_calls_end();
+    const char *wrong = judge(&kinds[k], status, &error);
+    // Who can't remove anything any more leaves what it has begun.
+    if (count_leftovers() > 0 && plan->kind == FAULT_ONCE) wrong = "something is left";
+    if (wrong != NULL)
+        fprintf(stderr, "kind %zu, call %ld (%s, error %u): %s; %s\n", k, plan->nth, report.failed,
+                plan->errno_index, wrong, error.message);
+    CHECK(wrong == NULL);
+    CHECK_INT(fsti_alloc_live(), live);
+}
+
 TEST(a_system_call_fails_while_it_is_made)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++)
         for (int kind = FAULT_ONCE; kind <= FAULT_FOREVER; kind++) {
-            fault_report report = {.failed = ""};
-            for (long nth = 1; report.failed != NULL && !check_failed; nth++) {
-                fault_plan plan = {.kind = (fault_kind)kind, .nth = nth};
-                fst_error error = {0};
-                long live = fsti_alloc_live();
-                put_old_text();
-                fault_calls_begin(&plan);
-                fst_status status = kinds[k].make(&error);
-                report = fault_calls_end();
-                const char *wrong = judge(&kinds[k], status, &error);
-                // Who can't remove anything any more leaves what it has begun.
-                if (count_leftovers() > 0 && kind == FAULT_ONCE) wrong = "something is left";
-                if (wrong != NULL)
-                    fprintf(stderr, "kind %zu, call %ld (%s): %s; %s\n", k, nth, report.failed,
-                            wrong, error.message);
-                CHECK(wrong == NULL);
-                CHECK_INT(fsti_alloc_live(), live);
-                CHECK(nth < NTH_MAX);
-            }
+            fault_report report = {0};
+            fault_plan plan = {.kind = (fault_kind)kind, .with_reads = true};
+            while (next_plan(&plan, &report)) make_failing(k, &plan, &report);
         }
 }
 
@@ -204,11 +225,11 @@ TEST(a_flipped_bit_is_never_good_whatever_fails)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++) {
-        fault_report report = {.failed = ""};
+        fault_report report = {0};
+        fault_plan plan = {.kind = FAULT_ONCE, .with_reads = true};
         CHECK_INT(kinds[k].make(NULL), FST_OK);
         flip_bit();
-        for (long nth = 1; report.failed != NULL && !check_failed; nth++) {
-            fault_plan plan = {.kind = FAULT_ONCE, .nth = nth};
+        while (next_plan(&plan, &report)) {
             fst_error error = {0};
             fault_calls_begin(&plan);
             fst_status status = kinds[k].check(&error);
@@ -246,4 +267,238 @@ TEST(a_good_folder_is_not_called_bad_for_want_of_memory)
         }
         CHECK_INT(status, FST_OK);
     }
+}
+
+/// A check of what is good, in which something fails.
+static void check_failing(size_t k, const fault_plan *plan, fault_report *out) {
+    fst_error error = {0};
+    long live = fsti_alloc_live();
+    fault_calls_begin(plan);
+    fst_status status = kinds[k].check(&error);
+    fault_report report = *out = fault_calls_end();
+    bool is_shortage = error.os_errno == EMFILE || error.os_errno == ENOMEM;
+    bool good = status == FST_OK || names_file(status, &error);
+    if (status == FST_E_DIGEST && is_shortage) good = false; // of the process, not of the file
+    if (!good)
+        fprintf(stderr, "kind %zu, call %ld (%s, error %u): %s\n", k, plan->nth, report.failed,
+                plan->errno_index, error.message);
+    CHECK(good);
+    CHECK_INT(fsti_alloc_live(), live);
+}
+
+TEST(a_good_folder_is_good_or_the_error_names_a_file)
+{
+    if (!make_folder()) SKIP("no openssl command that makes keys");
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        fault_report report = {0};
+        fault_plan plan = {.kind = FAULT_ONCE, .with_reads = true};
+        CHECK_INT(kinds[k].make(NULL), FST_OK);
+        while (next_plan(&plan, &report)) check_failing(k, &plan, &report);
+    }
+}
+
+/// A second model file, of which nothing that was made before says anything.
+static void add_model(void) {
+    char command[2048];
+    snprintf(command, sizeof command, "cp '%s' '%s/more.safetensors'", model, folder);
+    if (system(command) != 0) abort();
+}
+
+TEST(a_model_that_is_not_listed_is_never_good_whatever_fails)
+{
+    if (!make_folder()) SKIP("no openssl command that makes keys");
+    for (size_t k = 0; k < KIND_COUNT; k++) {
+        char path[700];
+        fault_report report = {0};
+        fault_plan plan = {.kind = FAULT_ONCE, .with_reads = true};
+        CHECK_INT(kinds[k].make(NULL), FST_OK);
+        add_model();
+        while (next_plan(&plan, &report)) {
+            fst_error error = {0};
+            fault_calls_begin(&plan);
+            fst_status status = kinds[k].check(&error);
+            report = fault_calls_end();
+            if (status == FST_OK)
+                fprintf(stderr, "kind %zu, call %ld (%s, error %u): good\n", k, plan.nth,
+                        report.failed, plan.errno_index);
+            CHECK(status != FST_OK && error.message[0] != '\0');
+        }
+        snprintf(path, sizeof path, "%s/more.safetensors", folder);
+        unlink(path);
+    }
+}
+
+// ---- loads ----
+
+static const char *load_list; ///< NULL: what lies there
+
+/// Loads the model held against that: how many tensors were handed out.
+static fst_status load_verified(size_t *handed_out, fst_error *error) {
+    fst_open_options options = FST_STRUCT_INIT(fst_open_options);
+    fst_load_options wish = {.struct_size = sizeof wish, .engine = FST_ENGINE_PREAD};
+    fst_model *opened;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    options.flags = FST_OPEN_VERIFY;
+    options.manifest = load_list;
+    *handed_out = 0;
+    fst_status status = fst_model_open(model, &options, &opened, error);
+    if (status != FST_OK) return status;
+    status = fst_loader_open(opened, &wish, &loader, error);
+    fst_model_close(opened);
+    if (status != FST_OK) return status;
+    while ((status = fst_loader_next(loader, -1, &tensor, error)) == FST_OK) {
+        ++*handed_out;
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    return status == FST_END ? FST_OK : status;
+}
+
+/// Every call of a load fails; of a model that is bad nothing is handed out.
+static void sweep_load(const char *what, bool is_good) {
+    fault_report report = {0};
+    fault_plan plan = {.kind = FAULT_ONCE, .with_reads = true};
+    while (next_plan(&plan, &report)) {
+        size_t handed_out;
+        fst_error error = {0};
+        fault_calls_begin(&plan);
+        fst_status status = load_verified(&handed_out, &error);
+        report = fault_calls_end();
+        bool right = is_good ? status == FST_OK || names_file(status, &error)
+                             : status != FST_OK && handed_out == 0;
+        if (!right)
+            fprintf(stderr, "%s, call %ld (%s, error %u), %zu handed out: %s\n", what, plan.nth,
+                    report.failed, plan.errno_index, handed_out, error.message);
+        CHECK(right);
+    }
+}
+
+/// The same of every allocation.
+static void sweep_load_memory(bool is_good) {
+    fst_status status = FST_E_NO_MEMORY;
+    for (long nth = 0; status == FST_E_NO_MEMORY && !check_failed; nth++) {
+        size_t handed_out;
+        fst_error error = {0};
+        long live = fsti_alloc_live();
+        fsti_alloc_fail_after(nth);
+        status = load_verified(&handed_out, &error);
+        fsti_alloc_fail_after(-1);
+        CHECK_INT(fsti_alloc_live(), live);
+        CHECK(is_good || (status != FST_OK && handed_out == 0));
+        CHECK(nth < NTH_MAX);
+    }
+    CHECK_INT(status, is_good ? FST_OK : FST_E_DIGEST);
+}
+
+TEST(loads_hand_out_nothing_that_differs_whatever_fails)
+{
+    if (!make_folder()) SKIP("no openssl command that makes keys");
+    load_list = target;
+    for (size_t k = 0; k <= 2; k += 2) { // a manifest, and a list of sums
+        size_t handed_out;
+        CHECK_INT(kinds[k].make(NULL), FST_OK);
+        CHECK_INT(load_verified(&handed_out, NULL), FST_OK);
+        CHECK_INT((long long)handed_out, 3);
+        sweep_load(k == 0 ? "manifest" : "sums", true);
+        sweep_load_memory(true);
+        flip_bit();
+        sweep_load(k == 0 ? "manifest, flipped" : "sums, flipped", false);
+        sweep_load_memory(false);
+        flip_bit();
+    }
+}
+
+TEST(what_lies_first_is_not_passed_over_whatever_fails)
+{
+    char sums[700], others[700];
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    if (!make_folder()) SKIP("no openssl command that makes keys");
+    load_list = NULL;
+    snprintf(sums, sizeof sums, "%s.sha256", model);
+    snprintf(others, sizeof others, "%s/SHA256SUMS", folder);
+    // The manifest, then the list of the file, come first, and are of what the model was; what
+    // follows these is of what it has become.
+    options.digest = FST_DIGEST_SHA256;
+    options.flags = FST_MANIFEST_SUMS;
+    CHECK_INT(fst_manifest_write(model, NULL, NULL, NULL, NULL), FST_OK);
+    flip_bit();
+    CHECK_INT(fst_manifest_write(model, sums, &options, NULL, NULL), FST_OK);
+    sweep_load("manifest beside", false);
+    flip_bit();
+    CHECK_INT(fst_manifest_write(model, sums, &options, NULL, NULL), FST_OK);
+    flip_bit();
+    CHECK_INT(fst_manifest_write(model, others, &options, NULL, NULL), FST_OK);
+    snprintf(sums, sizeof sums, "%s.manifest", model);
+    CHECK_INT(unlink(sums), 0);
+    sweep_load("list of the file", false);
+}
+
+// ---- limits of folders ----
+
+static fst_status sign_path(const char *path, fst_error *error) {
+    fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
+    files.folder = path;
+    files.bundle = target;
+    files.key = secret;
+    return fst_bundle_sign(&files, NULL, error);
+}
+
+/// `depth` folders, one in the other, the first of them below `top`.
+static void nest_folders(const char *top, unsigned depth) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s", top);
+    for (unsigned i = 0; i < depth; i++) {
+        snprintf(path + strlen(path), sizeof path - strlen(path), "/d");
+        if (mkdir(path, 0700) != 0 && errno != EEXIST) abort();
+    }
+}
+
+static void remove_nested(const char *top) {
+    char command[1024];
+    snprintf(command, sizeof command, "rm -rf '%s/d'", top);
+    if (system(command) != 0) abort();
+}
+
+TEST(folders_may_nest_63_deep)
+{
+    fst_error error = {0};
+    if (!make_folder()) SKIP("no openssl command that makes keys");
+    nest_folders(folder, 63);
+    CHECK_INT(sign_path(folder, &error), FST_OK);
+    nest_folders(folder, 64);
+    CHECK_INT(sign_path(folder, &error), FST_E_ARGUMENT);
+    remove_nested(folder);
+    CHECK(strstr(error.message, "more than 64 folders, one in the other") != NULL);
+    CHECK(strstr(error.message, folder) != NULL);
+}
+
+/// A tree of `levels` folders, each but the last with `width` links to the next.
+static void link_folders(const char *top, unsigned levels, unsigned width) {
+    char path[900], to[64];
+    for (unsigned level = 0; level < levels; level++) {
+        snprintf(path, sizeof path, "%s/%u", top, level);
+        if (mkdir(path, 0700) != 0) abort();
+        for (unsigned i = 0; i < width && level + 1 < levels; i++) {
+            snprintf(path, sizeof path, "%s/%u/%u", top, level, i);
+            snprintf(to, sizeof to, "../%u", level + 1);
+            if (symlink(to, path) != 0) abort();
+        }
+    }
+}
+
+TEST(a_small_tree_of_links_is_not_followed_for_ever)
+{
+    char path[700];
+    fst_error error = {0};
+    if (!make_folder()) SKIP("no openssl command that makes keys");
+    snprintf(path, sizeof path, "%.*s/tree", (int)(strrchr(target, '/') - target), target);
+    if (mkdir(path, 0700) != 0) abort();
+    link_folders(path, 5, 17); // 17 to the fourth: 83,521
+    snprintf(path + strlen(path), sizeof path - strlen(path), "/0");
+    put_old_text();
+    CHECK_INT(sign_path(path, &error), FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "more than 65536 folders") != NULL);
+    CHECK(strstr(error.message, path) != NULL);
+    CHECK(has_old_text());
 }
