@@ -55,6 +55,7 @@ static int take(void *context, int key, cli_value value) {
         request->renames[request->rename_count++] = (tensor_rename){left, right};
         return EXIT_GOOD;
     case 'c': request->clear = true; break;
+    case 'm': cli_plan_manifest(&request->plan, value.word); break;
     case 'q': request->plan.save.promise = FST_SAVE_QUICK; break;
     default: request->plan.dry_run = true;
     }
@@ -162,7 +163,9 @@ static int edit_header(edit_request *request, const char *source, const fst_tens
                                 .metadata = request->changes,
                                 .metadata_count = request->change_count,
                                 .renames = changed,
-                                .progress = cli_save_begin()};
+                                .progress = cli_save_begin(),
+                                .manifest = request->plan.save.manifest,
+                                .digest = request->plan.save.digest};
     fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
     fst_error error;
     for (size_t i = 0; i < count; i++)
@@ -208,6 +211,9 @@ static int run(const cli_command *command, char **argv) {
     if (operands.count == 1 && cli_is_input(operands.words[0]))
         return cli_usage("edit", "standard input has no place of its own: give a TARGET (- is "
                                  "standard output)");
+    if (request.plan.save.manifest != NULL &&
+        (request.plan.dry_run || (operands.count > 1 && cli_is_output(operands.words[1]))))
+        return cli_usage("edit", "--manifest takes no standard output or --dry-run");
     // As fst_header_edit() leaves the tensors.
     request.plan.save.order = FST_SAVE_ORDER_GIVEN;
     return edit_model(&request, operands.words[0]);
@@ -219,6 +225,7 @@ static const cli_option options[] = {
     {'c', "clear", NULL, NULL, "all entries of __metadata__ go (but for those that are set)", 0},
     {'r', "rename", "OLD=NEW", NULL,
      "a tensor's new name; one '*' in both stands for any text: 'model.*=*'", 0},
+    CLI_MANIFEST_OPTION,
     CLI_QUICK_OPTION,
     CLI_DRY_RUN_OPTION,
     {0},

@@ -13,7 +13,6 @@
 #define GLOB_COUNT_MAX 256
 
 static const char *const compressions[] = {"float", "all", NULL};
-static const char *const digests[] = {"xxh3-128", "blake3", "sha256", NULL};
 
 typedef struct rewrite_request {
     const cli_command *command;
@@ -25,8 +24,14 @@ typedef struct rewrite_request {
     bool decompress;
 } rewrite_request;
 
+const char *const cli_manifest_words[] = {"xxh3-128", "blake3", "sha256", NULL};
 const char *const cli_order_words[] = {"reference", "name", "given", NULL};
 const char *const cli_engine_words[] = {"auto", "buffered", "direct", "uring", NULL};
+
+void cli_plan_manifest(rewrite_plan *plan, int digest) {
+    plan->save.manifest = "";
+    plan->save.digest = (fst_digest)digest;
+}
 
 static int take_number(rewrite_request *request, int key, const char *text) {
     rewrite_plan *plan = &request->plan;
@@ -67,10 +72,7 @@ static int take(void *context, int key, cli_value value) {
         return EXIT_GOOD;
     case 'y': plan->by_layer = true; return EXIT_GOOD;
     case 'k': plan->save.compress = (fst_compress)(value.word + 1); return EXIT_GOOD;
-    case 'm':
-        plan->save.manifest = ""; // where loads look for it
-        plan->save.digest = (fst_digest)value.word;
-        return EXIT_GOOD;
+    case 'm': cli_plan_manifest(plan, value.word); return EXIT_GOOD;
     case 'u': request->decompress = true; return EXIT_GOOD;
     case 'q': plan->save.promise = FST_SAVE_QUICK; return EXIT_GOOD;
     case 'd': plan->dry_run = true; return EXIT_GOOD;
@@ -105,7 +107,7 @@ static int check_packing(const rewrite_request *request, bool is_torch_file) {
                     plan->save.order != FST_SAVE_ORDER_REFERENCE || request->open_flags != 0;
     if (request->decompress && has_more)
         return cli_usage(name, "--decompress gives the file as it was: no other option goes with "
-                               "it but --quick (without it any rewrite is plain)");
+                               "it but --quick and --manifest (without it any rewrite is plain)");
     return EXIT_GOOD;
 }
 
@@ -116,10 +118,9 @@ static int check_manifest(const rewrite_request *request, bool is_torch_file) {
     if (cli_is_output(plan->target) || plan->dry_run)
         return cli_usage(request->command->name,
                          "--manifest takes no standard output or --dry-run");
-    if (is_torch_file || request->decompress || plan->save.compress != FST_COMPRESS_NONE)
-        return cli_usage(request->command->name,
-                         "--manifest takes no torch file, --compress or --decompress: let 'hash "
-                         "--manifest' make it of the result");
+    if (is_torch_file)
+        return cli_usage(request->command->name, "--manifest takes no torch file: let 'hash "
+                                                 "--manifest' make it of the result");
     return EXIT_GOOD;
 }
 
@@ -214,8 +215,7 @@ static const cli_option options[] = {
      "compress tensors of floats, or all, without loss (needs libzstd); every reader opens the "
      "file, this library shows it as it was",
      ~(unsigned)RESCUE},
-    {'m', "manifest", "[=WHICH]", digests,
-     "make a manifest of what is written, for verified loads, in the same pass (xxh3-128)", 0},
+    CLI_MANIFEST_OPTION,
     {'u', "decompress", NULL, NULL, "write the file that a compressed one was made from", CONVERT},
     CLI_LENIENT_OPTION(~(unsigned)RESCUE),
     {'o', "order", "ORDER", cli_order_words,

@@ -41,7 +41,9 @@ int cli_pack(const char *source, const rewrite_plan *plan, bool decompress) {
     fst_pack_options options = {.struct_size = sizeof options,
                                 .promise = plan->save.promise,
                                 .compress = plan->save.compress,
-                                .progress = cli_save_begin()};
+                                .progress = cli_save_begin(),
+                                .manifest = plan->save.manifest,
+                                .digest = plan->save.digest};
     fst_save_stats stats = {.struct_size = sizeof stats};
     fst_error error;
     struct stat info;
@@ -49,6 +51,7 @@ int cli_pack(const char *source, const rewrite_plan *plan, bool decompress) {
     fst_status status = decompress
                             ? fst_file_decompress(source, plan->target, &options, &stats, &error)
                             : fst_file_compress(source, plan->target, &options, &stats, &error);
+    cli_progress_end(status == FST_OK);
     if (status != FST_OK) return cli_fail(&error);
     say_done(before, plan, decompress, &stats);
     return EXIT_GOOD;

@@ -34,6 +34,17 @@ typedef struct rewrite_plan {
 
 /// The words of fst_save_order and fst_save_engine, in their order.
 extern const char *const cli_order_words[], *const cli_engine_words[];
+/// Those of fst_digest that manifests are of, in its order, and the option that takes them.
+extern const char *const cli_manifest_words[];
+#define CLI_MANIFEST_OPTION                                                                        \
+    {'m',                                                                                          \
+     "manifest",                                                                                   \
+     "[=WHICH]",                                                                                   \
+     cli_manifest_words,                                                                           \
+     "make a manifest of what is written, for verified loads, in the same pass (xxh3-128)",        \
+     0}
+/// The option was given: the manifest lies where loads look for it.
+void cli_plan_manifest(rewrite_plan *plan, int digest);
 
 /// A file that is asked for as a stream, but not one to a pipe: EXIT_USAGE.
 int cli_refuse_stream(void);

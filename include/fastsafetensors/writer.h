@@ -236,6 +236,10 @@ typedef struct fst_edit_options {
     /// Called as bytes are copied, from the calling thread; non-zero cancels.
     fst_progress_callback progress;
     void *progress_context;
+    /// A manifest of the edited file, as fst_save_options.manifest: NULL makes none, and takes that
+    /// of the old file away. What was not written is read for it.
+    const char *manifest;
+    fst_digest digest; ///< of the manifest
 } fst_edit_options;
 
 /// Changes metadata and names of tensors of the file `path`, without loading a tensor. The edited
@@ -271,6 +275,10 @@ typedef struct fst_pack_options {
     /// Called as bytes are done, from the calling thread; non-zero cancels.
     fst_progress_callback progress;
     void *progress_context;
+    /// A manifest of the new file, which is read for it, as fst_save_options.manifest: NULL makes
+    /// none, and takes that of an old file at `target` away.
+    const char *manifest;
+    fst_digest digest; ///< of the manifest
 } fst_pack_options;
 
 /// Writes the safetensors file `path` compressed to `target`, which gets its permissions and comes

@@ -189,6 +189,8 @@ def edit_header(
     renames: dict[str, str],
     clear: bool,
     durable: bool,
+    manifest: bytes | None,
+    digest: str,
     /,
 ) -> None: ...
 def dlpack_at(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ._core import Model
 from ._core import edit_header as _edit_header
 from ._errors import serialization_error, unknown_tensor
+from ._saving import manifest_options
 from ._types import Path, Paths
 from ._verify import open_files
 
@@ -67,6 +68,7 @@ def edit_header(
     clear: bool = False,
     target: Path | None = None,
     durable: bool = False,
+    manifest: bool | Path = False,
 ) -> None:
     """Change a file's metadata and names of tensors; no tensor is loaded.
 
@@ -81,6 +83,8 @@ def edit_header(
         clear: entries that are not set here go.
         target: where the edited file comes to; without it, the place of the old one.
         durable: wait until the bytes are on the device.
+        manifest: True, "blake3" or "sha256" make the edited file's manifest beside it, a path makes
+            it there. Else that of the old file goes: it says what the file was.
 
     Raises:
         TypeError: a key, value or name that is no text.
@@ -105,7 +109,10 @@ def edit_header(
             if key not in there:
                 said = f"{os.fspath(filename)!r} has no metadata {key!r}"
                 raise unknown_tensor(key, said, list(there))
+    place = manifest_options(manifest)
+    made = place.get("manifest"), place.get("digest", "xxh3-128")
+    changes = dict(metadata or {}), dict(renames or {})
     try:
-        _edit_header(filename, target, dict(metadata or {}), dict(renames or {}), clear, durable)
+        _edit_header(filename, target, *changes, clear, durable, *made)
     except OSError as error:
         raise serialization_error(error) from error

@@ -79,14 +79,23 @@ static PyObject *edit(module_state *state, const char *path, const char *target,
     return status == FST_OK ? Py_NewRef(Py_None) : fstpy_raise(state, &error);
 }
 
+/// `manifest`: bytes of a path, b"" for the usual place, or None.
+static int read_manifest(PyObject *manifest, const char *digest, fst_edit_options *options) {
+    if (manifest == Py_None) return 1;
+    options->manifest = PyBytes_AsString(manifest);
+    return options->manifest != NULL && fstpy_read_digest(digest, &options->digest);
+}
+
 PyObject *fstpy_edit_header(PyObject *module, PyObject *args) {
     PyObject *path = NULL, *target_object, *target = NULL, *metadata, *renames, *result = NULL;
+    PyObject *manifest;
+    const char *digest;
     int clears, durable;
     int64_t looked_ns = 0;
     edit_lists lists = {NULL, NULL};
-    if (!PyArg_ParseTuple(args, "O&OO!O!pp:edit_header", PyUnicode_FSConverter, &path,
+    if (!PyArg_ParseTuple(args, "O&OO!O!ppOs:edit_header", PyUnicode_FSConverter, &path,
                           &target_object, &PyDict_Type, &metadata, &PyDict_Type, &renames, &clears,
-                          &durable)) {
+                          &durable, &manifest, &digest)) {
         Py_XDECREF(path);
         return NULL;
     }
@@ -96,7 +105,8 @@ PyObject *fstpy_edit_header(PyObject *module, PyObject *args) {
     options.progress = check_signals;
     options.progress_context = &looked_ns;
     if ((target_object == Py_None || PyUnicode_FSConverter(target_object, &target)) &&
-        read_pairs(metadata, renames, &lists, &options))
+        read_pairs(metadata, renames, &lists, &options) &&
+        read_manifest(manifest, digest, &options))
         result = edit(PyModule_GetState(module), PyBytes_AsString(path),
                       target == NULL ? NULL : PyBytes_AsString(target), &options);
     free(lists.entries);

@@ -138,7 +138,8 @@ static PyMethodDef module_methods[] = {
     {"publish_set", fstpy_publish_set, METH_VARARGS,
      "publish_set(folder, hidden paths, stem, durable, without index): what was handed over."},
     {"edit_header", fstpy_edit_header, METH_VARARGS,
-     "edit_header(path, target or None, {key: value or None}, {old name: new}, clear, durable)."},
+     "edit_header(path, target or None, {key: value or None}, {old name: new}, clear, durable, "
+     "manifest, digest)."},
     {NULL, NULL, 0, NULL},
 };
 

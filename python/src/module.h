@@ -43,6 +43,8 @@ PyObject *fstpy_tensor_wrap(module_state *state, fst_tensor *tensor);
 /// `tensor`. As bytes: one dimension of uint8, for importers that lack the dtype.
 /// The number of a word of a request among `words`; -1 with a ValueError that says `what`.
 int fstpy_find_word(const char *word, const char *const *words, int count, const char *what);
+/// A word of fst_digest that manifests are of; 0 with an exception.
+int fstpy_read_digest(const char *word, fst_digest *out);
 /// Where DLPack says that a tensor lies.
 dl_device fstpy_dlpack_device(const fst_tensor_view *view);
 PyObject *fstpy_dlpack_capsule(fst_tensor *tensor, int as_bytes);

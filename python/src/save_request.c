@@ -196,13 +196,17 @@ static int read_compress(const char *compress, fst_save_options *options) {
     return at >= 0;
 }
 
+int fstpy_read_digest(const char *word, fst_digest *out) {
+    static const char *const words[] = {"xxh3-128", "blake3", "sha256"};
+    int at = fstpy_find_word(word, words, FST_DIGEST_COUNT, "digest");
+    if (at >= 0) *out = (fst_digest)at;
+    return at >= 0;
+}
+
 /// `manifest`: bytes of a path, which the arguments keep; b"" for the usual place.
 static int read_manifest(PyObject *manifest, const char *digest, fst_save_options *options) {
-    static const char *const words[] = {"xxh3-128", "blake3", "sha256"};
     if (manifest == Py_None) return 1;
-    int at = fstpy_find_word(digest, words, FST_DIGEST_COUNT, "digest");
-    if (at < 0) return 0;
-    options->digest = (fst_digest)at;
+    if (!fstpy_read_digest(digest, &options->digest)) return 0;
     options->manifest = PyBytes_AsString(manifest);
     return options->manifest != NULL;
 }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fastsafetensors.numpy as fst_numpy
-from fastsafetensors import check_manifest, load_file, write_manifest
+from fastsafetensors import check_manifest, edit_header, load_file, write_manifest
 
 torch = pytest.importorskip("torch")
 
@@ -115,7 +115,54 @@ def test_the_command(tmp_path: pathlib.Path) -> None:
     assert command("verify", "--manifest", target).returncode == 0
     assert command("convert", source, target).returncode == 0
     assert not (tmp_path / "other.safetensors.manifest").exists()
-    for more in (["--compress"], ["--decompress"], ["--dry-run"]):
-        answer = command("convert", "--manifest", *more, source, target)
-        assert answer.returncode == 3 and "--manifest takes no" in answer.stderr
+    answer = command("convert", "--manifest", "--dry-run", source, target)
+    assert answer.returncode == 3 and "--manifest takes no" in answer.stderr
     assert command("convert", "--manifest=md5", source, target).returncode == 3
+
+
+def test_compressed_and_back(tmp_path: pathlib.Path) -> None:
+    source, packed = tmp_path / "model.safetensors", tmp_path / "packed.safetensors"
+    plain = tmp_path / "plain.safetensors"
+    tensors = {"a": torch.randn(900, 1000).bfloat16(), "b": torch.arange(3)}
+    fst_torch.save_file(tensors, source)
+    for word in ("", "=blake3", "=sha256"):
+        algorithm = word[1:] or "xxh3-128"
+        assert command("convert", "--compress", f"--manifest{word}", source, packed).returncode == 0
+        assert packed.stat().st_size < source.stat().st_size
+        assert is_right(packed, tmp_path / "packed.safetensors.manifest", algorithm)
+        answer = command("convert", "--decompress", f"--manifest{word}", packed, plain)
+        assert answer.returncode == 0 and plain.read_bytes() == source.read_bytes()
+        assert is_right(plain, tmp_path / "plain.safetensors.manifest", algorithm)
+    # In its own place: the old manifest is replaced, or goes.
+    assert command("convert", "--compress", "--manifest", plain, plain).returncode == 0
+    assert is_right(plain, tmp_path / "plain.safetensors.manifest")
+    assert command("convert", "--decompress", plain, plain).returncode == 0
+    assert not (tmp_path / "plain.safetensors.manifest").exists()
+
+
+def test_edited(tmp_path: pathlib.Path) -> None:
+    source, target = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
+    beside = tmp_path / "model.safetensors.manifest"
+    by_torch(source, manifest=True)
+    assert command("edit", "--manifest=blake3", "--set", "a=" + "b" * 9000, source).returncode == 0
+    assert is_right(source, beside, "blake3")
+    assert (
+        command("edit", "--manifest", "--rename", "layer.1=other", source, target).returncode == 0
+    )
+    assert is_right(target, tmp_path / "other.safetensors.manifest")
+    assert is_right(source, beside, "blake3")  # nobody has touched it
+    edit_header(source, {"a": "c"}, manifest=True)
+    assert is_right(source, beside)
+    load_file(source, verify=True)
+    edit_header(source, {"a": "d"}, manifest=tmp_path / "mine.manifest")
+    assert is_right(source, tmp_path / "mine.manifest") and not beside.exists()
+    edit_header(source, {"a": "e"}, manifest="sha256", durable=True)
+    assert is_right(source, beside, "sha256")
+    for wrong in (source, target):
+        with pytest.raises(ValueError, match="place of the model"):
+            edit_header(source, {"a": "f"}, target=target, manifest=wrong)
+    assert command("edit", "--unset", "a", source).returncode == 0
+    assert not beside.exists()
+    for more in (["--dry-run", source], [source, "-"]):
+        answer = command("edit", "--manifest", "--set", "a=b", *more)
+        assert answer.returncode == 3 and "--manifest takes no" in answer.stderr

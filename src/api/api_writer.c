@@ -21,6 +21,11 @@ static void clear_request(save_request *request) {
     fsti_free(request->metadata);
 }
 
+static fst_status check_digest(fst_digest digest, fst_error *error) {
+    API_REQUIRE((unsigned)digest < FST_DIGEST_COUNT, error, "unknown digest %d", (int)digest);
+    return FST_OK;
+}
+
 static fst_status check_choices(const fst_save_options *options, fst_error *error) {
     API_REQUIRE((unsigned)options->promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
                 (int)options->promise);
@@ -45,8 +50,7 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     if (options->compress != FST_COMPRESS_NONE && options->others_write != 0)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
                               "files that other processes write parts of can't be compressed");
-    API_REQUIRE((unsigned)options->digest < FST_DIGEST_COUNT, error, "unknown digest %d",
-                (int)options->digest);
+    FST_TRY(check_digest(options->digest, error));
     if (options->manifest != NULL && options->others_write != 0)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
                               "files that other processes write parts of get no manifest here: "
@@ -212,6 +216,7 @@ static fst_status read_pack(const char *path, const char *target, const fst_pack
                 (int)own->promise);
     API_REQUIRE((unsigned)own->compress < FST_COMPRESS_COUNT, error, "unknown compress %d",
                 (int)own->compress);
+    FST_TRY(check_digest(own->digest, error));
     if (own->compress == FST_COMPRESS_NONE) own->compress = FST_COMPRESS_FLOAT;
     return FST_OK;
 }
@@ -274,7 +279,7 @@ static fst_status check_edit(const fst_edit_options *options, fst_error *error) 
     API_REQUIRE(options->renames != NULL || options->rename_count == 0, error, "renames is NULL");
     API_REQUIRE(options->metadata_count < INT32_MAX && options->rename_count < INT32_MAX, error,
                 "too many changes");
-    return FST_OK;
+    return check_digest(options->digest, error);
 }
 
 fst_status fst_header_edit(const char *path, const char *target, const fst_edit_options *options,

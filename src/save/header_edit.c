@@ -218,7 +218,9 @@ static fst_status write_file(const header_edit *edit, const char *target,
                              .metadata_count = edit->metadata_count,
                              .has_metadata = edit->file.has_metadata,
                              .progress = options->progress,
-                             .progress_context = options->progress_context};
+                             .progress_context = options->progress_context,
+                             .manifest = options->manifest,
+                             .digest = options->digest};
     fst_writer *writer;
     save_request request = {target,
                             edit->tensors,

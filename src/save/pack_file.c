@@ -100,7 +100,9 @@ static fst_status write_file(const fst_model *model, const fsti_header *header, 
                              .thread_count = options->thread_count,
                              .compress = header == NULL ? FST_COMPRESS_NONE : options->compress,
                              .progress = options->progress,
-                             .progress_context = options->progress_context};
+                             .progress_context = options->progress_context,
+                             .manifest = options->manifest,
+                             .digest = options->digest};
     save_request request = {.path = target,
                             .options = &save,
                             .origin = model->files[0].file,

@@ -37,16 +37,22 @@ static char *usual_path(const fst_writer *writer) {
 
 // ---- digests ----
 
+/// Whether the path is that of a model: what is saved, or what it is made from.
+static bool is_model(const fst_writer *writer, const char *path) {
+    const char *origin = writer->origin == NULL ? NULL : fsti_file_path(writer->origin);
+    if (origin != NULL && fsti_save_is_same_file(path, origin)) return true;
+    for (uint32_t f = 0; f <= writer->file_count; f++)
+        if (writer->published[f] != NULL && fsti_save_is_same_file(path, writer->published[f]))
+            return true;
+    return false;
+}
+
 static fst_status find_target(fst_writer *writer, const char *path, fst_error *error) {
     save_manifest *manifest = &writer->manifest;
-    for (uint32_t f = 0; f <= writer->file_count; f++) {
-        if (writer->published[f] == NULL || !fsti_save_is_same_file(path, writer->published[f]))
-            continue;
-        fsti_error_place place = FSTI_NOWHERE;
-        place.file = path;
+    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (is_model(writer, path))
         return fsti_error_set(error, FST_E_ARGUMENT, place,
                               "the manifest would take the place of the model");
-    }
     FST_TRY(fsti_target_find(path, false, &manifest->target, error));
     // Whose model nobody else may read, whose digests neither.
     if (writer->files[0].target.has_rights)
@@ -69,8 +75,9 @@ fst_status fsti_save_manifest_open(fst_writer *writer, fst_error *error) {
 }
 
 fst_status fsti_save_manifest_begin(fst_writer *writer, save_file *file, fst_error *error) {
-    // A compressed file has other bytes than the plain one that comes first.
-    if (writer->options.compress != FST_COMPRESS_NONE) return FST_OK;
+    // A compressed file has other bytes than the plain one that comes first, a whole copy those of
+    // its origin.
+    if (writer->options.compress != FST_COMPRESS_NONE || writer->is_whole) return FST_OK;
     const fst_layout *layout = &file->layout;
     FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, layout->file_bytes, &file->listed.chunks,
                                     error));
