@@ -14,13 +14,14 @@
 
 /// Edits the file, whose metadata is to hold `value`.
 static fst_status edit_model(const char *path, char value, fst_save_promise promise,
-                             fst_error *error) {
+                             const char *manifest, fst_error *error) {
     const char text[] = {value, '\0'};
     fst_metadata_entry entry = {"value", SIZE_MAX, text, SIZE_MAX, {0}};
     fst_edit_options options = FST_STRUCT_INIT(fst_edit_options);
     options.promise = promise;
     options.metadata = &entry;
     options.metadata_count = 1;
+    options.manifest = manifest;
     return fst_header_edit(path, NULL, &options, NULL, error);
 }
 
@@ -103,10 +104,12 @@ static fst_status save_parts(const char *folder, const fst_save_tensor *tensors,
     return status;
 }
 
-static fst_status compress_model(const char *path, fst_save_promise promise, fst_error *error) {
+static fst_status compress_model(const char *path, fst_save_promise promise, const char *manifest,
+                                 fst_error *error) {
     char source[600];
     fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
     options.compress = FST_COMPRESS_ALL;
+    options.manifest = manifest;
     options.promise = promise;
     options.thread_count = 1;
     snprintf(source, sizeof source, "%.*s/" SOURCE, (int)(strrchr(path, '/') - path), path);
@@ -139,13 +142,15 @@ fst_status save_model(const char *path, uint32_t file_count, char value, fst_sav
                               .shape = shape,
                               .data = data,
                               .file_index = is_file(file_count) ? 0 : i % FILE_COUNT(file_count)};
-    if (file_count == EDIT) return edit_model(path, value, promise, error);
-    if ((file_count & COPY) != 0) return compress_model(path, promise, error);
+    const char *manifest = file_count != EDIT && (file_count & MANIFEST) != 0 ? "" : NULL;
+    if (file_count == EDIT || file_count == LISTED_EDIT)
+        return edit_model(path, value, promise, manifest, error);
+    if ((file_count & COPY) != 0) return compress_model(path, promise, manifest, error);
     fst_save_options options = FST_STRUCT_INIT(fst_save_options);
     options.promise = promise;
     options.file_count = FILE_COUNT(file_count);
     options.thread_count = 1; // calls come in the same order every time
-    if ((file_count & MANIFEST) != 0) options.manifest = "";
+    options.manifest = manifest;
     if ((file_count & PACKED) != 0) options.compress = FST_COMPRESS_ALL;
     if ((file_count & PARTS) != 0) return save_parts(path, tensors, &options, error);
     if ((file_count & (RANKS | RANKS_NO_INDEX)) != 0)

@@ -20,6 +20,8 @@
 /// With a number of files: they are compressed. COPY: the file SOURCE is compressed.
 #define PACKED 0x10000u
 #define COPY 0x20000u
+/// An edit of the file that is there, and a manifest.
+#define LISTED_EDIT (0x40000u | MANIFEST)
 /// From the folder of the target.
 #define SOURCE "../source"
 #define FILE_COUNT(files) ((files) & 0xfffu)
