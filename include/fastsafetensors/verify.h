@@ -67,7 +67,7 @@ FST_API FST_NODISCARD fst_status fst_model_verification(const fst_model *model,
 /// fst_manifest_options.flags, alone: no manifest, but the SHA-256 of each whole file, in a text
 /// that "sha256sum -c" reads in the folder: FILE.sha256, or SHA256SUMS of a folder. It is of
 /// FST_DIGEST_SHA256 and without `keep` and `chunk_bytes`, else FST_E_ARGUMENT.
-/// fst_manifest_check() takes it; loads, which verify chunks, do not.
+/// fst_manifest_check() takes it; loads read the file once more for it.
 #define FST_MANIFEST_SUMS 2u
 
 typedef struct fst_manifest_options {

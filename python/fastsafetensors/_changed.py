@@ -62,6 +62,15 @@ def _beside(filename: Path) -> str:
     return f"{name}.manifest"
 
 
+def _check_seal(filename: Path, manifest: Path) -> None:
+    """Refuse a manifest that was changed; that the file is another one is what is asked."""
+    try:
+        Model(filename, False, manifest).close()
+    except error_class() as error:
+        if error.tag == "InvalidManifest":  # type: ignore[attr-defined]
+            raise
+
+
 def changed_tensors(filename: Path, old: Path, manifest: Path | None = None) -> list[str]:
     """Return names of the tensors whose bytes are not those of an older manifest.
 
@@ -81,8 +90,11 @@ def changed_tensors(filename: Path, old: Path, manifest: Path | None = None) -> 
         SafetensorError: what is no manifest, or a bad file.
         OSError: of its kind, for what the system refuses.
     """
-    kind, now = _read(_beside(filename) if manifest is None else manifest)
+    manifest = _beside(filename) if manifest is None else manifest
+    kind, now = _read(manifest)
     old_kind, before = _read(old)
+    for path in (manifest, old):
+        _check_seal(filename, path)
     unit = int(kind[1]) if kind == old_kind and kind[1].isdigit() else 0
     with contextlib.closing(Model(filename)) as model:
         files = [os.path.basename(model.file(at)[0]) for at in range(model.file_count)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,9 +54,9 @@ class SignedBy:
 # whose signature it has to have.
 Verify = bool | Path | SignedBy
 
-# What the contexts that are open say, the latest last. Of the process: helper threads of whoever
-# loads verify as well.
-_contexts: list[tuple[object, Verify]] = []
+# What the contexts that are open say and in which thread, the latest last. Of the process: helper
+# threads of whoever loads verify as well.
+_contexts: list[tuple[object, int, Verify]] = []
 
 _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
@@ -67,8 +68,9 @@ def verifying(verify: Verify = True) -> Iterator[None]:
         with fastsafetensors.verifying():
             model = AutoModel.from_pretrained(folder)  # through this package's hooks
 
-    It counts for all threads of the process: loads that run beside it are verified, too. What has
-    no manifest is refused, bytes in memory among it.
+    It counts for all threads of the process: loads that run beside it are verified, too, unless
+    their own thread is within another verifying() that says otherwise. What has no manifest is
+    refused, bytes in memory among it. Rewriting files (edit_header(), the command) is no load.
 
     Args:
         verify: True for the manifest beside each model, or what else there is (nothing is an
@@ -83,7 +85,9 @@ def verifying(verify: Verify = True) -> Iterator[None]:
             DigestMismatch), or a damaged manifest.
         FileNotFoundError: from what is opened within: no manifest.
     """
-    context = (object(), verify)
+    if verify is None:
+        raise TypeError("verifying() takes True, False, a path or SignedBy(), not None")
+    context = (object(), threading.get_ident(), verify)
     _contexts.append(context)
     try:
         yield
@@ -95,7 +99,13 @@ def chosen(verify: Verify | None) -> Verify:
     """Return what a front's argument means: None is what verifying() says now."""
     if verify is not None:
         return verify
-    return _contexts[-1][1] if _contexts else False
+    if not _contexts:
+        return False
+    own = [said for _, thread, said in _contexts if thread == threading.get_ident()]
+    if own:
+        return own[-1]
+    # Another thread's False is for that thread's loads: it takes nobody else's check away.
+    return next((said for *_, said in reversed(_contexts) if said is not False), False)
 
 
 def open_files(paths: Paths, verify: Verify | None = None, *, lenient: bool = False) -> Model:

@@ -68,8 +68,11 @@ static fst_status find_path(const char *start, const char *end, char **out, fst_
     path_look look = PATH_IS_ABSENT;
     *out = NULL;
     char *path = join(start, end);
+    struct stat info;
     if (path == NULL) return fsti_error_memory(error, strlen(start));
     fst_status status = fsti_model_look(path, &look, error);
+    // A link that leads nowhere is a manifest that is missing, and no leave to do without.
+    if (status == FST_OK && look == PATH_IS_ABSENT && lstat(path, &info) == 0) look = PATH_IS_OTHER;
     if (status == FST_OK && look != PATH_IS_ABSENT)
         *out = path;
     else
@@ -125,16 +128,40 @@ static bool real_folder(const char *path, char *out) {
     return realpath(folder, out) != NULL;
 }
 
-/// The manifest's path in the folder that the bundle lies in and signs; its name alone where it
-/// does not lie there or below, as a bundle may be kept elsewhere. `text` has room for two paths.
-static const char *signed_name(const char *manifest, const char *bundle, char *text) {
+/// What of a path lies below a folder, by the folders that the path is written with: where one of
+/// them is a link to elsewhere, what lies there is still called by that name. NULL: not below.
+static const char *part_below(const char *path, const struct stat *folder) {
+    char above[PATH_MAX];
+    size_t size = strlen(path);
+    do {
+        struct stat info;
+        while (size > 0 && path[size - 1] != '/') size--;
+        if (size >= sizeof above) return NULL;
+        memcpy(above, size > 0 ? path : ".", size > 0 ? size : 1);
+        above[size > 0 ? size : 1] = '\0';
+        if (stat(above, &info) == 0 && info.st_dev == folder->st_dev &&
+            info.st_ino == folder->st_ino)
+            return path + size;
+        while (size > 0 && path[size - 1] == '/') size--;
+    } while (size > 0);
+    return NULL;
+}
+
+/// A file's path in the folder that the bundle lies in and signs; NULL where it does not lie there
+/// or below, as a bundle may be kept elsewhere. `text` has room for two paths.
+static const char *signed_name(const char *path, const char *bundle, char *text) {
     char signed_folder[PATH_MAX];
-    const char *slash = strrchr(manifest, '/'), *name = slash == NULL ? manifest : slash + 1;
-    if (!real_folder(bundle, signed_folder) || !real_folder(manifest, text)) return name;
+    struct stat info;
+    const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
+    if (!real_folder(bundle, signed_folder)) return NULL;
+    const char *below = stat(signed_folder, &info) == 0 ? part_below(path, &info) : NULL;
+    if (below != NULL) return below;
+    // Written by way of a link that leads into it.
+    if (!real_folder(path, text)) return NULL;
     size_t prefix = strlen(signed_folder);
     if (prefix == 1) prefix = 0; // the root, whose slash is the path's first
-    if (strncmp(text, signed_folder, prefix) != 0) return name;
-    if (text[prefix] != '/' || text[prefix + 1] == '\0') return name;
+    if (strncmp(text, signed_folder, prefix) != 0) return NULL;
+    if (text[prefix] != '/' || text[prefix + 1] == '\0') return NULL;
     snprintf(text + strlen(text), PATH_MAX, "/%s", name);
     return text + prefix + 1;
 }
@@ -147,6 +174,10 @@ static fst_status check_signed(const model_verification *verification, const mod
     char text[2 * PATH_MAX];
     const char *name = signed_name(verification->path, wish->signature, text);
     bool found = false;
+    if (name == NULL) { // the bundle is kept elsewhere: of its files only names are known
+        name = strrchr(verification->path, '/');
+        name = name == NULL ? verification->path : name + 1;
+    }
     FST_TRY(fsti_signed_bundle_open(wish->signature, wish->public_key, &signed_by, error));
     bool hashed = fsti_digest_sha256.hash(bytes, byte_count, digest);
     for (size_t i = 0; i < signed_by.statement.file_count && hashed && !found; i++) {
@@ -261,11 +292,22 @@ static const char *name_inside(const model_verification *verification, const cha
     return strncmp(path, verification->folder, folder_size) == 0 ? path + folder_size : name;
 }
 
+/// The same for lists of whole files; a bundle's names are below its own folder, wherever in there
+/// the model is. `text` has room for two paths.
+static const char *name_listed(const model_verification *verification, const char *path,
+                               char *text) {
+    const char *name = fsti_whole_is_signed(verification->whole)
+                           ? signed_name(path, verification->path, text)
+                           : NULL;
+    return name != NULL ? name : name_inside(verification, path);
+}
+
 fst_status fsti_verification_list(model_verification *verification, fsti_file *file,
                                   const fsti_manifest_file **out, fst_error *error) {
+    char text[2 * PATH_MAX];
     const char *path = fsti_file_path(file);
-    whole_file whole = {name_inside(verification, path), file};
     if (verification->whole == NULL) return fsti_verification_find(verification, path, out, error);
+    whole_file whole = {name_listed(verification, path, text), file};
     return fsti_whole_scan(verification->whole, &whole, out, error);
 }
 
@@ -287,7 +329,8 @@ fst_status fsti_verification_check(const model_verification *verification, const
     fsti_error_place place = FSTI_NOWHERE;
     place.file = path;
     if (verification->whole != NULL) {
-        if (fsti_whole_holds(verification->whole, name_inside(verification, path), bytes,
+        char text[2 * PATH_MAX];
+        if (fsti_whole_holds(verification->whole, name_listed(verification, path, text), bytes,
                              (size_t)size_bytes))
             return FST_OK;
         return fsti_error_set(error, FST_E_DIGEST, place, "its bytes are not what %.200s says",

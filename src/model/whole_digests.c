@@ -95,7 +95,14 @@ static fst_status try_list(const char *start, const char *end, whole_digests **o
     if (status == FST_OK) status = fsti_model_read_text(path, &bytes, &byte_count, error);
     if (status == FST_OK) {
         status = fsti_whole_read(path, bytes, byte_count, out, error);
-        if (status == FST_OK && *out == NULL) fsti_free(bytes);
+        if (status == FST_OK && *out == NULL) {
+            // Whoever put it there meant it to count: nothing weaker stands in for it.
+            fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+            fsti_free(bytes);
+            status = fsti_error_set(error, FST_E_MANIFEST, place,
+                                    "not a list as sha256sum writes it, or a digest as 'hash "
+                                    "--write' does");
+        }
     }
     if (status == FST_OK && *out != NULL)
         *found = path;
@@ -165,6 +172,8 @@ fst_status fsti_whole_find(const char *path, const char *folder, const model_wis
     }
     return *out == NULL ? find_sidecar(path, out, found, error) : FST_OK;
 }
+
+bool fsti_whole_is_signed(const whole_digests *whole) { return whole->has_bundle; }
 
 const unsigned char *fsti_whole_known(const whole_digests *whole, const char *name) {
     const fsti_signed_file *files = whole->sums.files;

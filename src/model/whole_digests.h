@@ -20,7 +20,10 @@ fst_status fsti_whole_read(const char *path, char *bytes, size_t byte_count, who
 fst_status fsti_whole_inside(whole_digests **out, fst_error *error);
 void fsti_whole_close(whole_digests *whole);
 
-/// A file under its name in the model's folder.
+/// Whether it is a signed bundle, whose names are below its own folder.
+bool fsti_whole_is_signed(const whole_digests *whole);
+
+/// A file under its name in the model's folder, or the bundle's.
 typedef struct whole_file {
     const char *name;
     fsti_file *file;

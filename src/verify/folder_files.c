@@ -110,8 +110,12 @@ fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *er
     if (look == PATH_IS_ABSENT) return FST_OK;
     fst_status status = fsti_folder_files(path, out, &cause);
     if (status == FST_OK) return FST_OK;
-    bool is_absent = cause.os_errno == 0 || cause.os_errno == ENOENT;
-    if (status != FST_E_NO_MEMORY && look == PATH_IS_FOLDER && is_absent) return FST_OK;
+    if (status != FST_E_NO_MEMORY && look == PATH_IS_FOLDER) {
+        // No model as a whole, an index that makes no sense: what lies there may be one by itself.
+        model_paths none = {0};
+        fsti_folder_files_clear(out);
+        return fill_files(path, &none, out, error);
+    }
     if (error != NULL) *error = cause;
     return status;
 }

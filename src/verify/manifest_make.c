@@ -94,10 +94,10 @@ static bool keep_file(const manifest_job *job, size_t index, const struct stat *
     return true;
 }
 
-bool fsti_verify_is_model(const char *name) {
-    static const char ending[] = ".safetensors";
-    size_t size = strlen(name), ending_size = sizeof ending - 1;
-    return size >= ending_size && strcmp(name + size - ending_size, ending) == 0;
+bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }
+
+bool fsti_verify_leads_to_model(const char *name) {
+    return fsti_verify_is_model(name) || fsti_ends_with(name, ".safetensors.index.json");
 }
 
 static fst_status read_header(made_file *made, fsti_manifest_file *row, const manifest_job *job,

@@ -121,7 +121,7 @@ static fst_status tell_unlisted(fsti_differences *told, const char *path, const 
     for (size_t i = 0; i < there.count && status == FST_OK; i++) {
         const char *name = there.names[i];
         fsti_signed_file wanted = {.name = name, .name_size = strlen(name)};
-        bool is_model = fsti_verify_is_model(name) || there.is_single;
+        bool is_model = fsti_verify_leads_to_model(name) || there.is_single;
         if (is_model && fsti_file_tree_find(tree, &wanted) == NULL)
             fsti_differences_tell(told, name, strlen(name), "there, but not listed");
     }
