@@ -32,7 +32,7 @@ static void read_url(const char *text) {
     if (fsti_url_parse(text, &url) != NULL) return;
     // A query is never told; control bytes, which are, become question marks.
     if (strlen(told) > strcspn(text, "?#") || url.host.size == 0) __builtin_trap();
-    char *beside = fsti_url_beside(text, "a b", true);
+    char *beside = fsti_url_beside(text, "a b");
     fsti_free(beside);
 }
 

@@ -240,13 +240,16 @@ def test_hostile_listings(folder: pathlib.Path) -> None:
     def fault(request: Request, answer: Answer) -> Answer:
         return Answer("200 OK", {}, remote_text["body"])
 
-    endless = "<ListBucketResult><NextContinuationToken>t</NextContinuationToken>"
+    endless = (
+        "<ListBucketResult><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
+    )
     for text, words in {
         "<!DOCTYPE a [<!ENTITY b 'c'>]><ListBucketResult>": "declares a document",
         "<html>": "no listing",
         endless: "does not end",
         "<ListBucketResult></ListBucketResult>": "no \\*.safetensors file",
-        "<ListBucketResult><Contents><Key>m/../x.safetensors</Key></Contents>": "no \\*.safe",
+        "<ListBucketResult><Contents><Key>m/../x.safetensors</Key></Contents>"
+        "</ListBucketResult>": "no \\*.safe",
     }.items():
         remote_text["body"] = text.encode()
         with web_server(folder, fault) as server:

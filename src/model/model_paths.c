@@ -155,16 +155,16 @@ static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
     fsti_url_tell(path, name, sizeof name);
     fsti_error_place place = FSTI_NOWHERE;
     place.file = name;
-    return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                          "addresses of this kind are not read (http and https are)");
+    return fsti_error_set(
+        error, FST_E_NOT_FOUND, place,
+        "addresses of this kind are not read (https, http, s3, gs, az and hf are)");
 }
 
 // ---- addresses ----
 
 /// The same for a list of addresses: they have the query of the one that was asked for.
 static fst_status push_url(model_paths *out, const char *base, const char *name, fst_error *error) {
-    bool is_web = strncasecmp(base, "http", 4) == 0; // keys of stores are as they are
-    char *url = fsti_url_beside(base, name, is_web);
+    char *url = fsti_url_beside(base, name);
     if (url == NULL) return fsti_error_memory(error, strlen(base));
     fst_status status = push_path(out, "", 0, url, error);
     fsti_free(url);
@@ -230,11 +230,30 @@ static fst_status open_folder_url(const char *url, uint64_t hash_key, model_path
     return status;
 }
 
+/// s3://bucket is the folder s3://bucket/.
+static fst_status open_bucket_url(const char *url, uint64_t hash_key, model_paths *out,
+                                  fst_error *error) {
+    size_t size = strlen(url);
+    char *folder = fsti_alloc(size + 2);
+    if (folder == NULL) return fsti_error_memory(error, size + 2);
+    memcpy(folder, url, size);
+    memcpy(folder + size, "/", 2);
+    fst_status status = open_folder_url(folder, hash_key, out, error);
+    fsti_free(folder);
+    return status;
+}
+
 static fst_status open_url(const char *url, uint64_t hash_key, model_paths *out, fst_error *error) {
     static const char ending[] = ".index.json";
     size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
     bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
     if (is_index) return open_index_url(url, hash_key, out, error);
+    static const char *const listed[] = {"s3://", "gs://", "az://"};
+    bool is_bucket = false; // and nothing else
+    for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
+        if (strncasecmp(url, listed[i], 5) == 0)
+            is_bucket = strcspn(url + 5, "/?#") == strlen(url + 5);
+    if (is_bucket) return open_bucket_url(url, hash_key, out, error);
     if (length > 0 && url[length - 1] == '/') return open_folder_url(url, hash_key, out, error);
     return push_path(out, "", 0, url, error);
 }

@@ -58,6 +58,15 @@ static void keep_text(char *field, size_t field_size, const char *value, size_t 
     field[fits ? size : 0] = '\0';
 }
 
+/// A request's number or a code, of bytes that have no other meaning anywhere; else nothing.
+static void keep_mark(char *field, size_t field_size, const char *value, size_t size) {
+    keep_text(field, field_size, value, size);
+    for (const char *at = field; *at != '\0'; at++)
+        if (!((*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') ||
+              (*at >= '0' && *at <= '9') || strchr("._:/+=-", *at) != NULL))
+            field[0] = '\0';
+}
+
 static bool is_name(const char *line, size_t name_size, const char *name) {
     return strlen(name) == name_size && strncasecmp(line, name, name_size) == 0;
 }
@@ -125,7 +134,9 @@ static void read_field(net_answer *answer, const char *line, size_t name_size, c
                  {"date", answer->date, sizeof answer->date}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is_name(line, name_size, texts[i].name))
-            keep_text(texts[i].field, texts[i].field_size, value, size);
+            (texts[i].field == answer->request_id || texts[i].field == answer->code
+                 ? keep_mark
+                 : keep_text)(texts[i].field, texts[i].field_size, value, size);
     if (is_name(line, name_size, "content-range") && !read_range(answer, value, size))
         fail_line(answer, "its Content-Range is none");
     uint64_t length;
@@ -176,17 +187,16 @@ void fsti_answer_read_code(net_answer *answer, const char *body, size_t size) {
     if (begin == NULL || answer->code[0] != '\0') return;
     begin += 6;
     const char *end = memmem(begin, (size_t)(body + size - begin), "</Code>", 7);
-    if (end != NULL) keep_text(answer->code, sizeof answer->code, begin, (size_t)(end - begin));
-    fsti_text_make_printable(answer->code);
+    if (end != NULL) keep_mark(answer->code, sizeof answer->code, begin, (size_t)(end - begin));
 }
 
 // ---- versions ----
 
-static bool is_strong(const char *etag) { return etag[0] == '"' && strlen(etag) > 2; }
+bool fsti_pin_is_strong(const net_pin *pin) { return pin->etag[0] == '"' && strlen(pin->etag) > 2; }
 
 void fsti_pin_set(net_pin *pin, const net_answer *answer) {
     *pin = (net_pin){.is_set = true, .total_bytes = answer->total_bytes};
-    if (is_strong(answer->etag)) memcpy(pin->etag, answer->etag, sizeof pin->etag);
+    memcpy(pin->etag, answer->etag, sizeof pin->etag);
     memcpy(pin->modified, answer->modified, sizeof pin->modified);
     memcpy(pin->generation, answer->generation, sizeof pin->generation);
 }
@@ -194,8 +204,10 @@ void fsti_pin_set(net_pin *pin, const net_answer *answer) {
 const char *fsti_pin_differs(const net_pin *pin, const net_answer *answer) {
     if (answer->total_bytes != pin->total_bytes) return "it has another size now";
     if (strcmp(pin->generation, answer->generation) != 0) return "it has another generation now";
-    if (pin->etag[0] != '\0')
-        return strcmp(pin->etag, answer->etag) == 0 ? NULL : "it has another ETag now";
+    // A weak one that is the same proves nothing, one that differs does.
+    bool has_etag = pin->etag[0] != '\0';
+    if (has_etag && strcmp(pin->etag, answer->etag) != 0) return "it has another ETag now";
+    if (has_etag && fsti_pin_is_strong(pin)) return NULL;
     return strcmp(pin->modified, answer->modified) == 0 ? NULL : "it has another date now";
 }
 
@@ -230,7 +242,10 @@ static net_verdict judge_whole(const net_answer *answer, const answer_wish *wish
     *why = "the server does not give ranges (it answers 200 to a request for one)";
     bool is_whole = wish->is_first && wish->begin == 0 && answer->length_bytes <= wish->end &&
                     !answer->is_encoded && !answer->is_multipart;
-    return is_whole ? NET_GOOD : NET_WRONG;
+    if (!is_whole) return NET_WRONG;
+    *why = NULL;
+    if (wish->pin != NULL && wish->pin->is_set) *why = fsti_pin_differs(wish->pin, answer);
+    return *why == NULL ? NET_GOOD : NET_CHANGED;
 }
 
 net_verdict fsti_answer_judge(const net_answer *answer, const answer_wish *wish, const char **why) {

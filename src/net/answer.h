@@ -43,10 +43,12 @@ void fsti_answer_read_code(net_answer *answer, const char *body, size_t size);
 typedef struct net_pin {
     bool is_set;
     uint64_t total_bytes;
-    char etag[ANSWER_TEXT_BYTES]; ///< strong; "" where there is none
+    char etag[ANSWER_TEXT_BYTES]; ///< "" where there is none
     char modified[64];
     char generation[32];
 } net_pin;
+/// Whether its ETag alone proves the version, and can be demanded.
+bool fsti_pin_is_strong(const net_pin *pin);
 void fsti_pin_set(net_pin *pin, const net_answer *answer);
 /// NULL when the answer is of the pinned version; else what differs.
 const char *fsti_pin_differs(const net_pin *pin, const net_answer *answer);

@@ -12,20 +12,32 @@
 /// libcurl's own buffer: below 64 KiB it takes more time, above no less.
 #define BUFFER_BYTES 262144L
 
+/// The version that is demanded: the object's, else that of this request's first good head.
+static const net_pin *pin_of(const net_request *request) {
+    if (request->object == NULL) return NULL;
+    const net_pin *pin = fsti_object_pin(request->object);
+    return pin->is_set ? pin : &request->pin;
+}
+
 static answer_wish wish_of(const net_attempt *attempt) {
     const net_request *request = attempt->request;
     return (answer_wish){.is_range = request->is_range,
                          .is_first = request->is_first,
                          .begin = attempt->begin,
                          .end = request->end,
-                         .pin = request->object == NULL ? NULL : fsti_object_pin(request->object)};
+                         .pin = pin_of(request)};
 }
 
 void fsti_attempt_judge(net_attempt *attempt) {
     if (attempt->is_judged) return;
     attempt->is_judged = true;
     answer_wish wish = wish_of(attempt);
-    attempt->verdict = fsti_answer_judge(&attempt->answer, &wish, &attempt->why);
+    net_answer *answer = &attempt->answer;
+    if (wish.is_first && answer->status == 200) answer->total_bytes = answer->length_bytes;
+    attempt->verdict = fsti_answer_judge(answer, &wish, &attempt->why);
+    // What goes on where this one breaks off, or runs beside it, has to be of the same version.
+    net_pin *pin = &attempt->request->pin;
+    if (wish.is_first && attempt->verdict == NET_GOOD && !pin->is_set) fsti_pin_set(pin, answer);
 }
 
 static size_t take_head(char *line, size_t one, size_t count, void *context) {
@@ -96,7 +108,7 @@ static bool add_header(const curl_library *curl, curl_list **list, const char *l
 
 static bool make_headers(const curl_library *curl, net_attempt *attempt, const char *url) {
     const net_request *request = attempt->request;
-    const net_pin *pin = request->object == NULL ? NULL : fsti_object_pin(request->object);
+    const net_pin *pin = pin_of(request);
     char line[ANSWER_TEXT_BYTES + 64];
     // Bytes as they lie there; and no waiting for a server's word before a body.
     bool good = add_header(curl, &attempt->headers, "Accept-Encoding: identity");
@@ -106,7 +118,7 @@ static bool make_headers(const curl_library *curl, net_attempt *attempt, const c
         good = add_header(curl, &attempt->headers, line);
     }
     // A version that a redirect's target has told means nothing to the host that redirects.
-    bool is_known = pin != NULL && pin->is_set && pin->etag[0] != '\0';
+    bool is_known = pin != NULL && pin->is_set && fsti_pin_is_strong(pin);
     if (good && is_known && (attempt->is_redirected || !fsti_object_redirects(request->object))) {
         snprintf(line, sizeof line, "If-Match: %s", pin->etag);
         good = add_header(curl, &attempt->headers, line);
@@ -114,7 +126,8 @@ static bool make_headers(const curl_library *curl, net_attempt *attempt, const c
     if (!good) return false;
     if (request->object != NULL)
         return fsti_object_headers(request->object, url, attempt->is_redirected, &attempt->headers);
-    return request->store == NULL ||
+    // Credentials are for the host that they were given for, and for no other.
+    return request->store == NULL || !fsti_url_host_is(request->url, url) ||
            fsti_store_sign(request->store, url, (int64_t)time(NULL), &attempt->headers);
 }
 

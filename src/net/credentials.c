@@ -10,14 +10,6 @@
 
 #define LINE_BYTES 4096u
 
-static bool set_text(char *field, size_t size, const char *text) {
-    size_t length = strlen(text);
-    bool fits = length < size && strpbrk(text, "\r\n") == NULL;
-    memcpy(field, text, fits ? length : 0);
-    field[fits ? length : 0] = '\0';
-    return fits;
-}
-
 static char *trim(char *text) {
     while (*text == ' ' || *text == '\t') text++;
     size_t size = strlen(text);
@@ -40,7 +32,8 @@ static bool read_setting(const char *path, const char *section, const char *name
             is_here = strcmp(trim(text + 1), section) == 0;
         } else if (is_here && equals != NULL && text[0] != '#' && text[0] != ';') {
             *equals = '\0';
-            is_found = strcmp(trim(text), name) == 0 && set_text(value, size, trim(equals + 1));
+            is_found =
+                strcmp(trim(text), name) == 0 && fsti_net_setting(value, size, trim(equals + 1));
         }
     }
     explicit_bzero(line, sizeof line);
@@ -63,15 +56,34 @@ static fst_status refuse(const char *name, const char *what, fst_error *error) {
     return fsti_error_set(error, FST_E_UNSUPPORTED, place, "%s", what);
 }
 
-static bool keys_of_environment(net_store *store) {
-    const char *key = fsti_net_environment("AWS_ACCESS_KEY_ID");
-    const char *secret = fsti_net_environment("AWS_SECRET_ACCESS_KEY");
-    const char *token = fsti_net_environment("AWS_SESSION_TOKEN");
-    if (key == NULL || secret == NULL) return false;
+/// *found: they are there.
+static fst_status keys_of_environment(net_store *store, const char *name, bool *found,
+                                      fst_error *error) {
+    const struct {
+        const char *variable, *what;
+        char *field;
+        size_t size;
+    } texts[] = {{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID can't be a key", store->access_key,
+                  sizeof store->access_key},
+                 {"AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY can't be a key",
+                  store->secret_key, sizeof store->secret_key},
+                 {"AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN is too long, or has a control byte",
+                  store->session_token, sizeof store->session_token}};
+    bool has_key = fsti_net_environment("AWS_ACCESS_KEY_ID") != NULL;
+    bool has_secret = fsti_net_environment("AWS_SECRET_ACCESS_KEY") != NULL;
+    *found = has_key && has_secret;
+    if (has_key != has_secret)
+        return refuse(name,
+                      has_key ? "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not"
+                              : "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID is not",
+                      error);
+    for (size_t i = 0; *found && i < sizeof texts / sizeof *texts; i++) {
+        const char *value = fsti_net_environment(texts[i].variable);
+        if (value != NULL && !fsti_net_setting(texts[i].field, texts[i].size, value))
+            return refuse(name, texts[i].what, error);
+    }
     store->source = "the environment";
-    return set_text(store->access_key, sizeof store->access_key, key) &&
-           set_text(store->secret_key, sizeof store->secret_key, secret) &&
-           (token == NULL || set_text(store->session_token, sizeof store->session_token, token));
+    return FST_OK;
 }
 
 /// Of one file; the config file calls its sections "profile NAME".
@@ -84,20 +96,34 @@ static bool keys_of_file(net_store *store, const char *path, const char *section
                         sizeof store->secret_key);
 }
 
-static fst_status keys_of_profile(net_store *store, const char *name, bool *found,
-                                  fst_error *error) {
+#define SECTION_BYTES 160u
+
+/// The profile's name, and that of its section in the config file.
+static const char *find_profile(char section[SECTION_BYTES]) {
     const char *profile = fsti_net_environment("AWS_PROFILE");
-    char path[1024], config[1024], section[160], role[256];
-    bool is_named = profile != NULL;
-    if (!is_named) profile = "default";
-    snprintf(section, sizeof section, "%s%.128s", strcmp(profile, "default") == 0 ? "" : "profile ",
+    if (profile == NULL) profile = "default";
+    snprintf(section, SECTION_BYTES, "%s%.128s", strcmp(profile, "default") == 0 ? "" : "profile ",
              profile);
+    return profile;
+}
+
+void fsti_store_find_place(net_store *store) {
+    char config[1024], section[SECTION_BYTES];
     bool has_config = user_file("AWS_CONFIG_FILE", "config", config, sizeof config);
+    (void)find_profile(section);
     if (has_config && store->region[0] == '\0')
         (void)read_setting(config, section, "region", store->region, sizeof store->region);
     if (has_config && store->endpoint[0] == '\0')
         (void)read_setting(config, section, "endpoint_url", store->endpoint,
                            sizeof store->endpoint);
+}
+
+static fst_status keys_of_profile(net_store *store, const char *name, bool *found,
+                                  fst_error *error) {
+    char path[1024], config[1024], section[SECTION_BYTES], role[256];
+    bool is_named = fsti_net_environment("AWS_PROFILE") != NULL;
+    const char *profile = find_profile(section);
+    bool has_config = user_file("AWS_CONFIG_FILE", "config", config, sizeof config);
     store->source = "the profile in ~/.aws";
     *found = (user_file("AWS_SHARED_CREDENTIALS_FILE", "credentials", path, sizeof path) &&
               keys_of_file(store, path, profile)) ||
@@ -122,7 +148,8 @@ fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *e
         store->source = "an argument";
         return FST_OK;
     }
-    if (keys_of_environment(store)) return FST_OK;
+    FST_TRY(keys_of_environment(store, name, &found, error));
+    if (found) return FST_OK;
     if (fsti_net_environment("AWS_WEB_IDENTITY_TOKEN_FILE") != NULL ||
         fsti_net_environment("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != NULL ||
         fsti_net_environment("AWS_CONTAINER_CREDENTIALS_FULL_URI") != NULL)

@@ -80,10 +80,11 @@ fst_status fsti_net_list(const char *url, fsti_key_visitor visit, void *context,
     folder_visit folder = {.visit = visit, .context = context, .error = error};
     FST_TRY(fsti_curl_open(&curl, error));
     FST_TRY(fsti_store_open(url, &store, error));
-    if (fsti_url_parse(url, &parsed) == NULL && parsed.path.size > 0)
-        snprintf(folder.prefix, sizeof folder.prefix, "%.*s", (int)parsed.path.size - 1,
-                 parsed.path.at + 1);
-    fst_status status = read_pages(store, url, &folder, error);
+    fst_status status = FST_OK;
+    if (fsti_url_parse(url, &parsed) != NULL ||
+        !fsti_url_key(&parsed, folder.prefix, sizeof folder.prefix))
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "its name is too long");
+    if (status == FST_OK) status = read_pages(store, url, &folder, error);
     fsti_store_unref(store);
     return status;
 }

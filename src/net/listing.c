@@ -79,7 +79,24 @@ static const char *visit_entries(xml_text text, const char *entry, const char *k
         if (!read_text(key, name, sizeof name)) return "a key of the listing is none";
         if (!visit(context, name)) return NULL;
     }
-    return NULL;
+    char open[48];
+    int open_size = snprintf(open, sizeof open, "<%s>", entry);
+    bool is_cut = memmem(text.at, (size_t)(text.end - text.at), open, (size_t)open_size) != NULL;
+    return is_cut ? "an entry of the listing has no end" : NULL;
+}
+
+/// Whether the text ends with the end of its outermost element, as one that was cut off does not.
+static bool is_whole(const char *text, size_t size, const char *end) {
+    while (size > 0 && strchr(" \t\r\n", text[size - 1]) != NULL) size--;
+    size_t end_size = strlen(end);
+    return size >= end_size && memcmp(text + size - end_size, end, end_size) == 0;
+}
+
+/// Whether a listing says that there is more of it.
+static bool says_more(xml_text all) {
+    xml_text text;
+    return find_element(&all, "IsTruncated", &text) && text.end - text.at == 4 &&
+           memcmp(text.at, "true", 4) == 0;
 }
 
 const char *fsti_listing_read(const char *text, size_t size, listing_visitor visit, void *context,
@@ -91,11 +108,15 @@ const char *fsti_listing_read(const char *text, size_t size, listing_visitor vis
     bool is_azure = memmem(text, size, "<EnumerationResults", 19) != NULL;
     if (!is_azure && memmem(text, size, "<ListBucketResult", 17) == NULL)
         return "the answer is no listing";
+    if (!is_whole(text, size, is_azure ? "</EnumerationResults>" : "</ListBucketResult>"))
+        return "the listing is cut off";
     const char *why = visit_entries(all, is_azure ? "Blob" : "Contents", is_azure ? "Name" : "Key",
                                     visit, context);
     if (why != NULL) return why;
     const char *token_name = is_azure ? "NextMarker" : "NextContinuationToken";
     if (find_element(&rest, token_name, &token) && !read_text(token, out->next, sizeof out->next))
         return "the listing's mark for what follows is none";
+    if (out->next[0] == '\0' && says_more(all))
+        return "the listing says that there is more, and has no mark for it";
     return NULL;
 }

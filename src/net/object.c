@@ -115,6 +115,8 @@ void fsti_object_counts(fsti_object *object, fsti_net_counts *out) {
     pthread_mutex_unlock(&object->lock);
 }
 
+const net_store *fsti_object_store(const fsti_object *object) { return object->store; }
+
 const net_pin *fsti_object_pin(const fsti_object *object) { return &object->pin; }
 
 bool fsti_object_redirects(const fsti_object *object) { return atomic_load(&object->redirects); }
@@ -138,11 +140,8 @@ void fsti_object_redirect(fsti_object *object, const char *url) {
 }
 
 bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list) {
-    net_url own, asked;
     // Credentials are for the host that they were given for, and for no other.
-    if (redirected && (fsti_url_parse(object->url, &own) != NULL ||
-                       fsti_url_parse(url, &asked) != NULL || !fsti_url_same_host(&own, &asked)))
-        return true;
+    if (redirected && !fsti_url_host_is(object->url, url)) return true;
     return fsti_store_sign(object->store, url, (int64_t)time(NULL), list);
 }
 

@@ -54,6 +54,13 @@ uint64_t fsti_net_random(void) {
 
 // ---- hosts ----
 
+/// How many reactors are used: none without a connection of its own to a host.
+static uint32_t used_count(void) {
+    return (uint32_t)fsti_min(all.count, fsti_net_limits().connections_max);
+}
+
+static uint32_t connections_share(void) { return fsti_net_limits().connections_max / used_count(); }
+
 static net_host *find_host(net_reactor *reactor, const char *url) {
     net_url parsed;
     if (fsti_url_parse(url, &parsed) != NULL) return NULL;
@@ -67,10 +74,9 @@ static net_host *find_host(net_reactor *reactor, const char *url) {
         fsti_free(authority);
         return NULL;
     }
-    uint32_t share = (fsti_net_limits().connections_max + all.count - 1) / all.count;
     host->authority = authority;
     host->waiting_end = &host->waiting;
-    fsti_window_begin(&host->window, share > 0 ? share : 1, fsti_now_ns());
+    fsti_window_begin(&host->window, connections_share(), fsti_now_ns());
     host->next = reactor->hosts;
     reactor->hosts = host;
     return host;
@@ -132,6 +138,8 @@ static bool send_request(net_reactor *reactor, net_request *request, bool is_hed
 }
 
 static void start_waiting(net_reactor *reactor, net_host *host) {
+    host->window.size_max = connections_share(); // as it is allowed now
+    host->window.size = (uint32_t)fsti_min(host->window.size, host->window.size_max);
     while (host->waiting != NULL && host->active < host->window.size) {
         net_request *request = host->waiting;
         host->waiting = request->next;
@@ -204,8 +212,8 @@ static bool is_dead(const net_attempt *attempt, uint64_t now_ns) {
     net_limits limits = fsti_net_limits();
     uint64_t silent_ms = (now_ns - attempt->heard_ns) / 1000000;
     uint64_t age_ms = (now_ns - attempt->started_ns) / 1000000;
-    if (attempt->answer.status == 0) // libcurl ends what does not connect
-        return silent_ms >= (uint64_t)limits.connect_ms + limits.first_byte_ms;
+    if (attempt->answer.status == 0) // with the connection, which libcurl gives less time
+        return silent_ms >= fsti_max(limits.connect_ms, limits.first_byte_ms);
     if (silent_ms >= limits.stall_ms) return true;
     uint64_t bytes = attempt->at - attempt->begin + attempt->text_bytes;
     return age_ms >= 2 * (uint64_t)limits.stall_ms && bytes < age_ms * RATE_MIN_BYTES_S / 1000;
@@ -294,7 +302,9 @@ static void *run_reactor(void *context) {
         for (net_host *host = reactor->hosts; host != NULL; host = host->next)
             if (host->waiting != NULL && host->active < host->window.size) wait_ms = 0;
         for (net_request *request = reactor->running; request != NULL; request = request->next)
-            if (request->attempts[0] == NULL && request->wake_ns == 0) wait_ms = 0;
+            if (request->attempts[0] == NULL && request->attempts[1] == NULL &&
+                request->wake_ns == 0)
+                wait_ms = 0;
         reactor->curl->curl_multi_poll(reactor->multi, NULL, 0, wait_ms, NULL);
     }
     return NULL;
@@ -333,7 +343,7 @@ static net_reactor *choose_reactor(const curl_library *curl) {
         uint64_t wanted = fsti_max(fsti_cpu_count() / 2, 2);
         all.count = (uint32_t)fsti_min(wanted, REACTOR_COUNT_MAX);
     }
-    net_reactor **place = &all.reactors[all.next++ % all.count];
+    net_reactor **place = &all.reactors[all.next++ % used_count()];
     if (*place == NULL) *place = make_reactor(curl);
     net_reactor *reactor = *place;
     pthread_mutex_unlock(&all_lock);

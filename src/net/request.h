@@ -67,7 +67,9 @@ struct net_request {
     char *target; ///< where redirects have led, or NULL
     uint32_t tries, redirects;
     bool was_sent;
-    uint64_t wake_ns; ///< not before
+    uint64_t silent_ns; ///< since when its host has said nothing at all; 0: it has
+    net_pin pin;        ///< of the first good head of a request whose object has none yet
+    uint64_t wake_ns;   ///< not before
     net_request *next;
 };
 
@@ -99,6 +101,9 @@ bool fsti_object_redirects(const fsti_object *object);
 const net_pin *fsti_object_pin(const fsti_object *object);
 /// The headers of a request of it, added to *list; false without memory.
 bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list);
+
+/// Who asks for it.
+const struct net_store *fsti_object_store(const fsti_object *object);
 
 uint64_t fsti_net_random(void);
 

@@ -6,10 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "store.h"
+
 /// So much of a range is progress: the tries begin anew.
 #define PROGRESS_BYTES ((uint64_t)65536)
 /// A host that can't be had at all is not worth as many tries as one that is busy.
 #define CONNECT_TRIES_MAX 4u
+/// Nor is one that says nothing: a try that would end later is not made.
+#define SILENCE_NS_MAX ((uint64_t)30000000000)
 
 void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
     sum->requests += more->requests;
@@ -19,13 +23,29 @@ void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
     sum->bytes += more->bytes;
 }
 
+/// Whether a server has sent back what it was told in confidence.
+static bool is_echo(const net_request *request, const char *text) {
+    const net_store *store =
+        request->object == NULL ? request->store : fsti_object_store(request->object);
+    bool redirected;
+    char *target =
+        request->object == NULL ? NULL : fsti_object_target(request->object, &redirected);
+    bool knows = fsti_url_knows(request->url, text) ||
+                 (request->target != NULL && fsti_url_knows(request->target, text)) ||
+                 (target != NULL && fsti_url_knows(target, text)) ||
+                 (store != NULL && fsti_store_knows(store, text));
+    fsti_free(target);
+    return knows;
+}
+
 /// "(status 503 SlowDown, request 4711, 8 tries)": what there is to be told of an answer.
 static void describe(const net_request *request, const net_answer *answer, char *text,
                      size_t size) {
     int used = snprintf(text, size, "status %u", answer->status);
     const char *const parts[] = {" ", answer->code, ", request ", answer->request_id};
     for (int i = 0; i < 4; i += 2)
-        if (parts[i + 1][0] != '\0' && used > 0 && (size_t)used < size)
+        if (parts[i + 1][0] != '\0' && !is_echo(request, parts[i + 1]) && used > 0 &&
+            (size_t)used < size)
             used += snprintf(text + used, size - (size_t)used, "%s%s", parts[i], parts[i + 1]);
     if (request->tries > 0 && used > 0 && (size_t)used < size)
         snprintf(text + used, size - (size_t)used, ", %u tries", request->tries + 1);
@@ -72,6 +92,18 @@ static void wait_before_retry(net_request *request, int64_t retry_after_ms) {
     request->wake_ns = fsti_now_ns() + wait_ms * 1000000;
 }
 
+/// Whether another try with a host that says nothing would take too long.
+static bool is_silent_host(net_request *request, const net_attempt *attempt) {
+    if (attempt->answer.status != 0) {
+        request->silent_ns = 0;
+        return false;
+    }
+    net_limits limits = fsti_net_limits();
+    uint64_t try_ns = fsti_max(limits.connect_ms, limits.first_byte_ms) * 1000000;
+    if (request->silent_ns == 0) request->silent_ns = attempt->started_ns;
+    return fsti_now_ns() - request->silent_ns + try_ns > SILENCE_NS_MAX;
+}
+
 /// One more try, if there are any left.
 static request_step try_again(net_request *request, const net_attempt *attempt, int result) {
     uint32_t tries_max = fsti_net_limits().tries_max;
@@ -79,7 +111,7 @@ static request_step try_again(net_request *request, const net_attempt *attempt, 
     if (is_deaf) tries_max = (uint32_t)fsti_min(tries_max, CONNECT_TRIES_MAX);
     if (attempt->at - attempt->begin >= PROGRESS_BYTES) request->tries = 0;
     bool has_status = attempt->is_judged && attempt->verdict != NET_GOOD;
-    if (request->tries + 1 >= tries_max)
+    if (is_silent_host(request, attempt) || request->tries + 1 >= tries_max)
         return has_status
                    ? fail_answer(request, attempt, FST_E_IO, "the server did not answer well")
                    : fail_transfer(request, attempt->is_late ? CURL_TIMED_OUT : result);

@@ -45,7 +45,7 @@ void fsti_window_grow(net_window *window, uint64_t bytes, uint64_t now_ns) {
         window->best_rate = rate;
         window->size =
             (uint32_t)fsti_min(window->size + fsti_max(window->size / 2, 1), window->size_max);
-    } else if (window->size < NET_WINDOW_FIRST) {
+    } else if (window->size < fsti_min(NET_WINDOW_FIRST, window->size_max)) {
         window->size++; // back from where a server's advice has put it
     }
     begin_epoch(window, now_ns);

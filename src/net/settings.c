@@ -26,6 +26,16 @@ const char *fsti_net_environment(const char *name) {
     return value == NULL || value[0] == '\0' ? NULL : value;
 }
 
+bool fsti_net_setting(char *field, size_t size, const char *text) {
+    size_t length = strlen(text);
+    field[0] = '\0';
+    for (size_t i = 0; i < length; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) return false;
+    if (length >= size) return false;
+    memcpy(field, text, length + 1);
+    return true;
+}
+
 net_limits fsti_net_limits(void) {
     pthread_mutex_lock(&lock);
     net_limits copy = limits.tries_max == 0 ? defaults : limits;
@@ -88,14 +98,13 @@ fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error
     pthread_mutex_lock(&lock);
     memset(&made, 0, sizeof made);
     for (size_t i = 0; i < sizeof texts / sizeof *texts && status == FST_OK; i++) {
-        size_t size = texts[i].text == NULL ? 0 : strlen(texts[i].text);
-        // A line break would begin another header.
-        if (size >= texts[i].size || (size > 0 && strpbrk(texts[i].text, "\r\n") != NULL))
+        const char *text = texts[i].text == NULL ? "" : texts[i].text;
+        if (!fsti_net_setting(texts[i].field, texts[i].size, text))
             status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                    "%s is too long, or has a line break", texts[i].name);
-        else if (size > 0)
-            memcpy(texts[i].field, texts[i].text, size + 1);
+                                    "%s is too long, or has a line break or control byte",
+                                    texts[i].name);
     }
+    if (status == FST_OK) status = fsti_store_check(store, error);
     if (status == FST_OK && (wanted->access_key == NULL) != (wanted->secret_key == NULL))
         status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
                                 "access_key and secret_key go together");

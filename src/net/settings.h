@@ -17,5 +17,8 @@ bool fsti_net_ca_file(char *path, size_t size);
 /// An environment variable that is set and not empty, of a program that runs with the rights of who
 /// has started it; else NULL.
 const char *fsti_net_environment(const char *name);
+/// Copies a setting; false where it is too long, or has a control byte: a line break would begin
+/// another header.
+bool fsti_net_setting(char *field, size_t size, const char *text);
 
 #endif

@@ -37,31 +37,91 @@ void fsti_store_unref(net_store *store) {
 }
 
 /// A setting that nobody gave as an argument, from the first variable that is set.
-static void fill(char *field, size_t size, const char *const *variables) {
-    if (field[0] != '\0') return;
+static fst_status fill(char *field, size_t size, const char *const *variables, fst_error *error) {
+    if (field[0] != '\0') return FST_OK;
     for (; *variables != NULL; variables++) {
         const char *value = fsti_net_environment(*variables);
-        if (value == NULL || strlen(value) >= size || strpbrk(value, "\r\n") != NULL) continue;
-        memcpy(field, value, strlen(value) + 1);
-        return;
+        if (value == NULL) continue;
+        if (fsti_net_setting(field, size, value)) return FST_OK;
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                              "%s is too long, or has a line break or control byte", *variables);
     }
+    return FST_OK;
 }
 
-#define FILL(field, ...) fill(field, sizeof field, (const char *const[]){__VA_ARGS__, NULL})
+#define FILL(field, ...)                                                                           \
+    FST_TRY(fill(field, sizeof field, (const char *const[]){__VA_ARGS__, NULL}, error))
+
+static bool is_plain_name(const char *text) {
+    for (; *text != '\0'; text++)
+        if (!((*text >= 'a' && *text <= 'z') || (*text >= 'A' && *text <= 'Z') ||
+              (*text >= '0' && *text <= '9') || *text == '-' || *text == '_'))
+            return false;
+    return true;
+}
+
+static const char *check_endpoint(const char *endpoint) {
+    char text[600];
+    net_url url;
+    // An emulator may be named without its scheme.
+    snprintf(text, sizeof text, "%s%s", strstr(endpoint, "://") == NULL ? "http://" : "", endpoint);
+    const char *why = fsti_url_parse(text, &url);
+    if (why != NULL) return why;
+    if (!fsti_url_part_is(url.scheme, "http") && !fsti_url_part_is(url.scheme, "https"))
+        return "it is neither http:// nor https://";
+    return url.has_query ? "it has a query" : NULL;
+}
+
+fst_status fsti_store_check(const net_store *store, fst_error *error) {
+    const char *why = store->endpoint[0] == '\0' ? NULL : check_endpoint(store->endpoint);
+    if (why != NULL)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the endpoint can't be used: %s",
+                              why);
+    if (is_plain_name(store->region) && is_plain_name(store->account)) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                          "the %s has other bytes than letters, digits, - and _",
+                          is_plain_name(store->region) ? "account" : "region");
+}
+
+static bool begins_with(const char *text, const char *start) {
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+/// Forgets what the caller has given for another store: whose it is shows by its kind.
+static void keep_own(net_store *store, bool anonymous) {
+    bool is_s3 = store->kind == NET_STORE_S3, is_gcs = store->kind == NET_STORE_GCS;
+    bool is_google_key = begins_with(store->access_key, "GOOG");
+    // Google's interface may be asked as S3, by who names it.
+    bool takes_key = is_google_key ? is_gcs || (is_s3 && store->endpoint[0] != '\0') : is_s3;
+    bool takes_token =
+        begins_with(store->bearer_token, "hf_") ? store->kind == NET_STORE_HUB : is_gcs;
+    if (anonymous || !takes_key) {
+        explicit_bzero(store->access_key, sizeof store->access_key);
+        explicit_bzero(store->secret_key, sizeof store->secret_key);
+        explicit_bzero(store->session_token, sizeof store->session_token);
+    }
+    if (anonymous || !takes_token) explicit_bzero(store->bearer_token, sizeof store->bearer_token);
+    if (anonymous || store->kind != NET_STORE_AZURE)
+        explicit_bzero(store->sas_token, sizeof store->sas_token);
+}
 
 static fst_status find_settings(net_store *store, const char *name, bool anonymous,
                                 fst_error *error) {
     store->source = anonymous ? "none, as asked" : "none";
+    keep_own(store, anonymous);
     switch (store->kind) {
     case NET_STORE_S3:
         FILL(store->endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL");
         FILL(store->region, "AWS_REGION", "AWS_DEFAULT_REGION");
+        fsti_store_find_place(store);
         if (!anonymous) FST_TRY(fsti_store_find_keys(store, name, error));
         if (store->region[0] == '\0') memcpy(store->region, "us-east-1", 10);
         break;
     case NET_STORE_GCS:
         FILL(store->endpoint, "STORAGE_EMULATOR_HOST");
-        if (!anonymous) FILL(store->bearer_token, "GOOGLE_OAUTH_ACCESS_TOKEN");
+        if (!anonymous && store->access_key[0] == '\0')
+            FILL(store->bearer_token, "GOOGLE_OAUTH_ACCESS_TOKEN");
+        if (store->access_key[0] != '\0') store->source = "an argument";
         memcpy(store->region, "auto", 5);
         break;
     case NET_STORE_AZURE:
@@ -76,15 +136,28 @@ static fst_status find_settings(net_store *store, const char *name, bool anonymo
     }
     if (store->bearer_token[0] != '\0') store->source = "a token";
     if (store->sas_token[0] != '\0') store->source = "a SAS";
+    FST_TRY(fsti_store_check(store, error));
     size_t size = strlen(store->endpoint);
     while (size > 0 && store->endpoint[size - 1] == '/') store->endpoint[--size] = '\0';
     return FST_OK;
 }
 
+/// What is in an address of a store and would be passed over is wrong.
+static const char *check_name(const net_url *url) {
+    if (url->has_query)
+        return "queries are not read here: write a ? of a key as %3F, a revision of the Hub as "
+               "hf://OWNER/NAME@REVISION/FILE, and ask for other versions by presigned addresses";
+    return url->port != 0 || url->has_brackets ? "a bucket has no port" : NULL;
+}
+
 fst_status fsti_store_open(const char *url, net_store **out, fst_error *error) {
     net_url parsed;
     char name[512];
+    net_store_kind kind = NET_STORE_WEB;
     const char *why = fsti_url_parse(url, &parsed);
+    for (size_t i = 0; why == NULL && i < sizeof schemes / sizeof *schemes; i++)
+        if (fsti_url_part_is(parsed.scheme, schemes[i].scheme)) kind = schemes[i].kind;
+    if (why == NULL && kind != NET_STORE_WEB) why = check_name(&parsed);
     if (why != NULL) return refuse(url, why, error);
     net_options *options = fsti_alloc(sizeof *options);
     net_store *store = fsti_alloc(sizeof *store);
@@ -96,8 +169,7 @@ fst_status fsti_store_open(const char *url, net_store **out, fst_error *error) {
     fsti_net_options(options);
     *store = options->store;
     fsti_refcount_init(&store->refs);
-    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++)
-        if (fsti_url_part_is(parsed.scheme, schemes[i].scheme)) store->kind = schemes[i].kind;
+    store->kind = kind;
     fsti_url_tell(url, name, sizeof name);
     fst_status status = find_settings(store, name, options->anonymous, error);
     explicit_bzero(options, sizeof *options);
@@ -160,9 +232,12 @@ static fst_status write_hub(const net_store *store, const net_url *url, char *ou
         !fsti_url_escape(revision, false, escaped, sizeof escaped))
         return refuse(url->scheme.at, "of the Hub it is hf://OWNER/NAME[@REVISION]/FILE", error);
     char path[3 * 1024];
-    if (!fsti_url_escape((url_part){slash, (size_t)(end - slash)}, true, path, sizeof path))
+    const net_url rest = {.path = {slash, (size_t)(end - slash)}};
+    char key[URL_BYTES_MAX];
+    if (!fsti_url_key(&rest, key, sizeof key) ||
+        !fsti_url_escape((url_part){key, strlen(key)}, true, path, sizeof path))
         return refuse(url->scheme.at, "it is too long", error);
-    int used = snprintf(out, size, "%s/%.*s/%.*s/resolve/%s%s",
+    int used = snprintf(out, size, "%s/%.*s/%.*s/resolve/%s/%s",
                         store->endpoint[0] != '\0' ? store->endpoint : HUB, (int)url->host.size,
                         url->host.at, (int)repository.size, repository.at, escaped, path);
     return used > 0 && (size_t)used < size ? FST_OK
@@ -176,10 +251,11 @@ static fst_status write_object(const net_store *store, const net_url *url, char 
         return refuse(url->scheme.at, "no account: set AZURE_STORAGE_ACCOUNT_NAME", error);
     if (!write_bucket(store, url->host, out, size))
         return refuse(url->scheme.at, "it is too long", error);
-    size_t used = strlen(out), skip = url->path.size > 0;
-    url_part key = {url->path.at + skip, url->path.size - skip};
+    char key[URL_BYTES_MAX];
+    size_t used = strlen(out);
     bool has_sas = store->sas_token[0] != '\0';
-    if (!fsti_url_escape(key, true, out + used, size - used))
+    if (!fsti_url_key(url, key, sizeof key) ||
+        !fsti_url_escape((url_part){key, strlen(key)}, true, out + used, size - used))
         return refuse(url->scheme.at, "it is too long", error);
     used = strlen(out);
     if (has_sas && used + strlen(store->sas_token) + 2 > size)
@@ -209,10 +285,10 @@ fst_status fsti_store_listing(const net_store *store, const char *url, const cha
     net_url parsed;
     const char *why = fsti_url_parse(url, &parsed);
     if (why != NULL) return refuse(url, why, error);
-    size_t skip = parsed.path.size > 0;
-    url_part key = {parsed.path.at + skip, parsed.path.size - skip};
-    if (!write_bucket(store, parsed.host, bucket, sizeof bucket) ||
-        !fsti_url_escape(key, false, prefix, sizeof prefix) ||
+    char key[URL_BYTES_MAX];
+    if (!fsti_url_key(&parsed, key, sizeof key) ||
+        !write_bucket(store, parsed.host, bucket, sizeof bucket) ||
+        !fsti_url_escape((url_part){key, strlen(key)}, false, prefix, sizeof prefix) ||
         !fsti_url_escape((url_part){mark, strlen(mark)}, false, escaped_mark, sizeof escaped_mark))
         return refuse(url, "it is too long", error);
     int used;
@@ -230,6 +306,40 @@ fst_status fsti_store_listing(const net_store *store, const char *url, const cha
     if (used < 0 || (size_t)used >= sizeof text) return refuse(url, "it is too long", error);
     *out = fsti_string_copy(text, strlen(text));
     return *out == NULL ? fsti_error_memory(error, strlen(text)) : FST_OK;
+}
+
+// ---- secrets ----
+
+/// Shorter ones say nothing.
+#define SECRET_BYTES_MIN 4u
+
+static bool overlaps(url_part secret, const char *text) {
+    size_t size = strlen(text);
+    if (size < SECRET_BYTES_MIN || secret.size < SECRET_BYTES_MIN) return false;
+    return memmem(text, size, secret.at, secret.size) != NULL ||
+           memmem(secret.at, secret.size, text, size) != NULL;
+}
+
+bool fsti_url_knows(const char *url, const char *text) {
+    const char *at = strchr(url, '?');
+    while (at != NULL && *at != '\0') {
+        at++;
+        size_t size = strcspn(at, "&");
+        const char *value = memchr(at, '=', size);
+        if (value == NULL) value = at - 1;
+        url_part secret = {value + 1, (size_t)(at + size - value) - 1};
+        if (overlaps(secret, text) || overlaps((url_part){at, size}, text)) return true;
+        at += size;
+    }
+    return false;
+}
+
+bool fsti_store_knows(const net_store *store, const char *text) {
+    const char *const secrets[] = {store->access_key, store->secret_key, store->session_token,
+                                   store->bearer_token, store->sas_token};
+    for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++)
+        if (overlaps((url_part){secrets[i], strlen(secrets[i])}, text)) return true;
+    return false;
 }
 
 // ---- signatures ----

@@ -39,9 +39,17 @@ fst_status fsti_store_address(const net_store *store, const char *url, char **ou
 /// The address of a part of a folder's listing that begins behind `mark` ("": the first).
 fst_status fsti_store_listing(const net_store *store, const char *url, const char *mark, char **out,
                               fst_error *error);
+/// Whether a text that a server sent has a part of a secret: of the store, or of an address's
+/// query.
+bool fsti_store_knows(const net_store *store, const char *text);
+bool fsti_url_knows(const char *url, const char *text);
 /// Adds what a GET of `address` is signed with to *list. False: no memory, or it does not fit.
 bool fsti_store_sign(const net_store *store, const char *address, int64_t now_s, curl_list **list);
 
+/// Whether its endpoint, region and account can be parts of an address: FST_E_ARGUMENT.
+fst_status fsti_store_check(const net_store *store, fst_error *error);
+/// Fills in the region and endpoint of the profile where there are none. (credentials.c)
+void fsti_store_find_place(net_store *store);
 /// Fills in credentials of S3: those of the options are there already. (credentials.c)
 fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *error);
 

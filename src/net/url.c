@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "net.h"
 
@@ -38,6 +39,12 @@ static uint32_t port_of(const net_url *url) {
 bool fsti_url_same_host(const net_url *a, const net_url *b) {
     return same_part(a->scheme, b->scheme) && same_part(a->host, b->host) &&
            port_of(a) == port_of(b);
+}
+
+bool fsti_url_host_is(const char *a, const char *b) {
+    net_url one, other;
+    return fsti_url_parse(a, &one) == NULL && fsti_url_parse(b, &other) == NULL &&
+           fsti_url_same_host(&one, &other);
 }
 
 bool fsti_net_is_url(const char *path) {
@@ -179,7 +186,46 @@ bool fsti_url_unescape(url_part text, char *out, size_t size) {
     return true;
 }
 
-char *fsti_url_beside(const char *base, const char *name, bool escapes) {
+/// The bytes that a key of a store can't have in its address, as they stand there.
+static const struct {
+    char byte;
+    const char *escape;
+} key_escapes[] = {{'?', "%3F"}, {'#', "%23"}, {'%', "%25"}};
+#define KEY_ESCAPE_COUNT (sizeof key_escapes / sizeof *key_escapes)
+
+bool fsti_url_key(const net_url *url, char *out, size_t size) {
+    size_t used = 0;
+    for (size_t i = url->path.size > 0; i < url->path.size; i++) {
+        char byte = url->path.at[i];
+        for (size_t e = 0; e < KEY_ESCAPE_COUNT && url->path.size - i >= 3; e++)
+            if (memcmp(url->path.at + i, key_escapes[e].escape, 3) == 0) {
+                byte = key_escapes[e].byte;
+                i += 2;
+                break;
+            }
+        if (used + 1 >= size) return false;
+        out[used++] = byte;
+    }
+    out[used] = '\0';
+    return true;
+}
+
+static void escape_key(const char *name, char *out) {
+    for (; *name != '\0'; name++) {
+        const char *escape = NULL;
+        for (size_t e = 0; e < KEY_ESCAPE_COUNT; e++)
+            if (*name == key_escapes[e].byte) escape = key_escapes[e].escape;
+        if (escape == NULL) {
+            *out++ = *name;
+        } else {
+            memcpy(out, escape, 3);
+            out += 3;
+        }
+    }
+    *out = '\0';
+}
+
+char *fsti_url_beside(const char *base, const char *name) {
     size_t length = strcspn(base, "?#");
     const char *query = base + length;
     size_t query_size = strlen(query);
@@ -188,10 +234,11 @@ char *fsti_url_beside(const char *base, const char *name, bool escapes) {
     char *text = fsti_alloc(room);
     if (text == NULL) return NULL;
     memcpy(text, base, length);
-    if (escapes)
+    bool is_web = strncasecmp(base, "http", 4) == 0; // keys of stores are as they are
+    if (is_web)
         (void)fsti_url_escape((url_part){name, name_size}, true, text + length, room - length);
     else
-        memcpy(text + length, name, name_size + 1);
+        escape_key(name, text + length);
     memcpy(text + length + strlen(text + length), query, query_size + 1);
     return text;
 }

@@ -30,6 +30,11 @@ const char *fsti_url_parse(const char *text, net_url *out);
 bool fsti_url_part_is(url_part part, const char *text);
 /// Whether both name the same scheme, host and port.
 bool fsti_url_same_host(const net_url *a, const net_url *b);
+/// The same for two texts; false where one of them is no address.
+bool fsti_url_host_is(const char *a, const char *b);
+/// The key of an address of a store, from its path: %3F, %23 and %25 are ? # and %, and all else
+/// stands for itself. False where it does not fit.
+bool fsti_url_key(const net_url *url, char *out, size_t size);
 /// Text with every byte but A-Z a-z 0-9 - . _ ~ (and / if `keeps_slash`) as %XX; false where it
 /// does not fit.
 bool fsti_url_escape(url_part text, bool keeps_slash, char *out, size_t size);

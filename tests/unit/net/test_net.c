@@ -62,11 +62,16 @@ TEST(addresses_are_told_without_secrets)
 
 TEST(names_in_a_folder_keep_the_query)
 {
-    char *url = fsti_url_beside("https://h/m/model.index.json?sig=1", "part 1?.safetensors", true);
+    char *url = fsti_url_beside("https://h/m/model.index.json?sig=1", "part 1?.safetensors");
     CHECK_TEXT(url, "https://h/m/part%201%3F.safetensors?sig=1");
     fsti_free(url);
-    url = fsti_url_beside("s3://b/m/model.index.json", "part 1.safetensors", false);
-    CHECK_TEXT(url, "s3://b/m/part 1.safetensors");
+    url = fsti_url_beside("s3://b/m/model.index.json", "100%3F #1?.x");
+    CHECK_TEXT(url, "s3://b/m/100%253F %231%3F.x");
+    net_url parsed;
+    char key[32];
+    CHECK(fsti_url_parse(url, &parsed) == NULL && fsti_url_key(&parsed, key, sizeof key));
+    CHECK_TEXT(key, "m/100%3F #1?.x");
+    CHECK(!fsti_url_key(&parsed, key, 8));
     fsti_free(url);
     char text[8];
     CHECK(!fsti_url_unescape((url_part){"a%00b", 5}, text, sizeof text));
@@ -134,6 +139,13 @@ TEST(answers_are_judged_before_a_byte_counts)
     CHECK_INT(judge(HEAD("HTTP/1.1 206 x", RANGE), &pin), NET_CHANGED);
     CHECK_INT(judge(HEAD("HTTP/1.1 206 x", RANGE, "Last-Modified: then"), &weak), NET_GOOD);
     CHECK_INT(judge(HEAD("HTTP/1.1 206 x", RANGE, "Last-Modified: now"), &weak), NET_CHANGED);
+    const net_pin soft = {.is_set = true, .total_bytes = 100, .etag = "W/\"1\"", .modified = "t"};
+    CHECK_INT(judge(HEAD("HTTP/1.1 206 x", RANGE, "ETag: W/\"2\"", "Last-Modified: t"), &soft),
+              NET_CHANGED);
+    CHECK_INT(judge(HEAD("HTTP/1.1 206 x", RANGE, "ETag: W/\"1\"", "Last-Modified: u"), &soft),
+              NET_CHANGED);
+    CHECK_INT(judge(HEAD("HTTP/1.1 206 x", RANGE, "ETag: W/\"1\"", "Last-Modified: t"), &soft),
+              NET_GOOD);
     CHECK_INT(judge(HEAD("HTTP/1.1 206 x", "Content-Range: bytes 10-19/99"), &pin), NET_CHANGED);
     CHECK_INT(judge(HEAD("HTTP/1.1 206 x", "Content-Range: bytes 10-19/*"), NULL), NET_WRONG);
     CHECK_INT(judge(HEAD("HTTP/1.1 206 x", "Content-Range: bytes 9-19/100"), NULL), NET_WRONG);
@@ -179,6 +191,10 @@ TEST(a_window_grows_while_that_helps)
     fsti_window_halve(&window, now += 1000000000);
     fsti_window_halve(&window, now + 1000); // the same moment's
     CHECK_INT(window.size, before / 2);
+    // What the user allows is never passed.
+    fsti_window_begin(&window, 2, now);
+    for (int i = 0; i < 2000; i++) fsti_window_grow(&window, 1 << 20, now += 1000000);
+    CHECK_INT(window.size, 2);
 }
 
 TEST(late_is_measured_by_the_median)
@@ -282,6 +298,11 @@ TEST(listings_are_read)
                                         "<ListBucketResult><Contents><Key>&a;</Key></Contents>",
                                         "<ListBucketResult><Contents></Contents>",
                                         "<ListBucketResult><Contents><Key>a<b/></Key></Contents>",
+                                        "<ListBucketResult><Contents><Key>a</Key></Contents>",
+                                        "<ListBucketResult><Contents><Key>a</Key></Contents>"
+                                        "<Contents><Key>b</ListBucketResult>",
+                                        "<ListBucketResult><IsTruncated>true</IsTruncated>"
+                                        "</ListBucketResult>",
                                         "<ListBucketResult><Contents><Key>&#0;</Key></Contents>"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         CHECK(list_text(wrong[i], &page) != NULL);

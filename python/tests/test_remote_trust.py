@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose bytes, whose keys: versions that change midway, names that look like more, secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import struct
+from collections.abc import Callable, Iterator
+
+import numpy
+import pytest
+from web_server import Answer, Request, web_server
+
+from fastsafetensors import SafetensorError, remote
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors._core import Model
+
+PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_")
+KEYS = {"access_key": "AKIDEXAMPLE", "secret_key": "S3CR3T", "session_token": "SESSION"}
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    remote.configure()
+
+
+def make(order: str) -> bytes:
+    """A file of tensors a and b in that order; both orders are of one size."""
+    value = {"a": 1.0, "b": 2.0}
+    header = {
+        name: {"dtype": "F32", "shape": [30000], "data_offsets": [at * 120000, (at + 1) * 120000]}
+        for at, name in enumerate(order)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(numpy.full(30000, value[name], numpy.float32).tobytes() for name in order)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("field", ["ETag", "weak", "Last-Modified", "X-Goog-Generation"])
+def test_the_first_answer_is_of_one_version(
+    tmp_path: pathlib.Path, field: str, whole: bool
+) -> None:
+    """The first answer breaks off, and the rest of it would be another version's."""
+    asked: list[Request] = []
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        asked.append(request)
+        first = len(asked) == 1
+        data, mark = (make("ab"), "1") if first else (make("ba"), "2")
+        value = {"ETag": f'"{mark}"', "weak": f'W/"{mark}"'}.get(field, mark)
+        begin, end = request.span(len(data)) or (0, len(data))
+        headers = {"ETag" if field == "weak" else field: value}
+        if whole and first:
+            data = data[:5000]
+            answer = Answer("200 OK", headers, data)
+        else:
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+            answer = Answer("206 Partial Content", headers, data[begin:end])
+        if first:
+            answer.send_bytes, answer.end = 4096, "reset"
+        return answer
+
+    with (
+        web_server(tmp_path, fault) as server,
+        pytest.raises(SafetensorError, match="it has another"),
+    ):
+        fst_numpy.load_file(server.url + "x.safetensors")
+    if field == "ETag":
+        assert asked[1].headers["if-match"] == '"1"'
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings"),
+    [
+        ("gs", {"bearer_token": "SECRETBEARER"}),
+        ("gs", {**KEYS, "access_key": "GOOG1EXAMPLE"}),
+        ("s3", KEYS),
+        ("az", {"account": "a", "sas_token": "sig=S3CR3T"}),
+    ],
+)
+def test_a_listing_sent_elsewhere_takes_no_credentials(
+    tmp_path: pathlib.Path, scheme: str, settings: dict[str, str]
+) -> None:
+    """Only the store's own scheme, host and port are ever told who asks."""
+
+    def nothing(request: Request, answer: Answer) -> Answer:
+        return Answer("404 Not Found", {})
+
+    with web_server(tmp_path, nothing) as other:
+
+        def away(request: Request, answer: Answer) -> Answer:
+            return Answer("307 Temporary Redirect", {"Location": other.url + "x"})
+
+        with web_server(tmp_path, away) as server:
+            remote.configure(endpoint=server.url, **settings)
+            with pytest.raises(OSError, match="no such object"):
+                Model(f"{scheme}://bucket/m/")
+            own = server.log[0].headers
+            assert scheme == "az" or "authorization" in own
+        [request] = other.log
+        assert "authorization" not in request.headers and not request.query
+        assert "x-amz-security-token" not in request.headers
+
+
+NAMES = ["model?1.safetensors", "m#1.safetensors", "100%3F.safetensors", "a%b ü&+.safetensors"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_are_names_and_nothing_else(tmp_path: pathlib.Path, name: str) -> None:
+    """What a listing or an index names is loaded, whatever it looks like."""
+    folder = tmp_path / "bucket" / "dir"
+    folder.mkdir(parents=True)
+    fst_numpy.save_file({"a": numpy.full(3, 7.0)}, folder / name.partition("?")[0])
+    fst_numpy.save_file({"a": numpy.full(3, 1.0)}, folder / name)
+    index = {"weight_map": {"a": name}}
+    (folder / "m.safetensors.index.json").write_text(json.dumps(index))
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        if "list-type" not in request.query:
+            return answer
+        key = "dir/" + name.replace("&", "&amp;")
+        text = f"<ListBucketResult><Contents><Key>{key}</Key></Contents></ListBucketResult>"
+        return Answer("200 OK", {}, text.encode())
+
+    with web_server(tmp_path, fault) as server:
+        remote.configure(endpoint=server.url, **KEYS)
+        for url in ["s3://bucket/dir/", "s3://bucket/dir/m.safetensors.index.json"]:
+            assert fst_numpy.load_file(url)["a"].tolist() == [1.0] * 3
+        web = server.url + "bucket/dir/m.safetensors.index.json?x=1"
+        assert fst_numpy.load_file(web)["a"].tolist() == [1.0] * 3
+
+
+def test_a_bucket_is_a_folder(tmp_path: pathlib.Path) -> None:
+    """s3://bucket is s3://bucket/."""
+    (tmp_path / "bucket").mkdir()
+    fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "bucket/m.safetensors")
+    text = "<ListBucketResult><Contents><Key>m.safetensors</Key></Contents></ListBucketResult>"
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        is_list = "list-type" in request.query
+        return Answer("200 OK", {}, text.encode()) if is_list else answer
+
+    with web_server(tmp_path, fault) as server:
+        remote.configure(endpoint=server.url, anonymous=True)
+        assert list(fst_numpy.load_file("s3://bucket")) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://b/k.safetensors?versionId=1",
+        "hf://me/model/k.safetensors?revision=1",
+        "az://b/k.safetensors?sig=1",
+        "gs://b/k.safetensors?generation=1",
+        "s3://b/m/?versionId=1",
+        "s3://b:99/k.safetensors",
+    ],
+)
+def test_what_would_be_passed_over_is_refused(url: str) -> None:
+    """Queries and ports of stores."""
+    remote.configure(endpoint="http://127.0.0.1:1", account="x")
+    with pytest.raises(ValueError, match="queries are not read here|no port") as caught:
+        Model(url)
+    assert "=1" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<IsTruncated>true</IsTruncated></ListBucketResult>", "there is more"),
+        ("", "cut off"),
+        ("<Contents><Key>two/b.safe", "cut off"),
+        ("<Contents><Key>two/b</Key></ListBucketResult>", "has no end"),
+    ],
+)
+def test_a_listing_that_is_not_whole_is_an_error(
+    tmp_path: pathlib.Path, text: str, words: str
+) -> None:
+    """Half a model is none."""
+    (tmp_path / "bk/two").mkdir(parents=True)
+    fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "bk/two/a.safetensors")
+    body = "<ListBucketResult><Contents><Key>two/a.safetensors</Key></Contents>" + text
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        if "list-type" not in request.query:
+            return answer
+        # No length: the end of the connection is the end of the text.
+        return Answer(raw_head=b"HTTP/1.0 200 OK\r\n\r\n", body=body.encode(), end="close")
+
+    with web_server(tmp_path, fault) as server:
+        remote.configure(endpoint=server.url, anonymous=True)
+        with pytest.raises(OSError, match=words):
+            Model("s3://bk/two/")
+
+
+@pytest.fixture
+def ask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """(address, settings) -> the Authorization header that a server has seen; "": none."""
+    (tmp_path / "bk").mkdir()
+    fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "bk/m.safetensors")
+    with web_server(tmp_path) as server:
+        for name in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT"):
+            monkeypatch.setenv(name, server.url)
+
+        def ask(scheme: str, **settings: object) -> str:
+            remote.configure(**settings)
+            server.log.clear()
+            address = f"{scheme}://bk/m.safetensors"
+            if scheme == "hf":
+                with pytest.raises(OSError, match="no such object"):
+                    Model("hf://bk/m/x.safetensors")
+            else:
+                Model(address).close()
+            return server.log[0].headers.get("authorization", "")
+
+        yield ask
+
+
+def test_a_step_that_cannot_be_taken_is_an_error(
+    ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A key without its secret, a token that is too long: never somebody else's keys instead."""
+    (tmp_path / ".aws").mkdir()
+    profile = "[default]\naws_access_key_id=PROFILE\naws_secret_access_key=S\n"
+    (tmp_path / ".aws/credentials").write_text(profile)
+    assert "Credential=PROFILE/" in ask("s3")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
+    with pytest.raises(Exception, match="AWS_SECRET_ACCESS_KEY"):
+        ask("s3")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "S")
+    assert "Credential=ENVKEY/" in ask("s3")
+    for bad in ("t" * 20000, "a\nb", "a\x01b"):
+        monkeypatch.setenv("AWS_SESSION_TOKEN", bad)
+        with pytest.raises(Exception, match="AWS_SESSION_TOKEN"):
+            ask("s3")
+        with pytest.raises(ValueError, match="control byte|line break"):
+            remote.configure(bearer_token=bad)
+        monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", bad)
+        with pytest.raises(Exception, match="GOOGLE_OAUTH_ACCESS_TOKEN"):
+            ask("gs")
+
+
+def test_the_profile_says_where_whoever_asks(
+    ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Its region and endpoint count also with keys of the environment, and without any."""
+    (tmp_path / ".aws").mkdir()
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    config = f"[default]\nregion=eu-west-9\nendpoint_url={endpoint}\n"
+    (tmp_path / ".aws/config").write_text(config)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "S")
+    assert "/eu-west-9/s3/" in ask("s3")
+    assert "/eu-west-9/s3/" in ask("s3", access_key="A", secret_key="S")
+    assert ask("s3", anonymous=True) == ""
+    assert ask("s3", anonymous=True, access_key="A", secret_key="S") == ""
+
+
+def test_keys_are_for_the_store_that_their_kind_is_of(
+    ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's keys, Google's HMAC keys, and the tokens of Google and the Hub."""
+    s3 = {"access_key": "AKID", "secret_key": "S"}
+    google = {"access_key": "GOOG1E", "secret_key": "S"}
+    assert "AKID/" in ask("s3", **s3) and "GOOG1E/" in ask("gs", **google)
+    assert ask("gs", **s3) == "" and ask("hf", **s3) == ""
+    assert ask("hf", bearer_token="hf_x") == "Bearer hf_x" and ask("gs", bearer_token="hf_x") == ""
+    assert ask("gs", bearer_token="ya29.x") == "Bearer ya29.x"
+    assert ask("hf", bearer_token="ya29.x") == ""
+    monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "ENVTOKEN")
+    assert "GOOG1E/" in ask("gs", **google)  # what is said comes before what is found
+    assert ask("gs", **s3) == "Bearer ENVTOKEN"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://u:PW@127.0.0.1:1",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:1?x=1",
+        "http://a b",
+        "ftp://127.0.0.1",
+        "http://",
+        "a\x01b",
+    ],
+)
+def test_endpoints_that_are_none(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Said by the caller or by the environment: an argument error that names no password."""
+    with pytest.raises(ValueError, match="endpoint") as caught:
+        remote.configure(endpoint=endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    remote.configure(anonymous=True)
+    with pytest.raises(ValueError, match="endpoint|AWS_ENDPOINT_URL") as found:
+        Model("s3://bk/m.safetensors")
+    assert "PW" not in str(caught.value) + str(found.value)
+
+
+ECHOES = ["SECRETBEARER12", "SECRETBEARER", "x-SECRETBEARER12-y", "a b", "ü", "A" * 100]
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_a_server_that_echoes_secrets(tmp_path: pathlib.Path, echo: str) -> None:
+    """Request numbers and codes are told only as what they are."""
+    raw = echo.encode("latin-1", "replace").decode("latin-1")
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        body = f"<Error><Code>{raw}</Code></Error>".encode("latin-1")
+        return Answer("403 Forbidden", {"x-request-id": raw}, body)
+
+    with web_server(tmp_path, fault) as server:
+        remote.configure(endpoint=server.url, bearer_token="SECRETBEARER12")
+        with pytest.raises(PermissionError) as caught:
+            Model("gs://bk/m.safetensors")
+        assert "(status 403)" in str(caught.value)
+        url = server.url + "m.safetensors?a=1&X-Amz-Signature=SECRETBEARER12"
+        with pytest.raises(PermissionError) as caught:
+            Model(url)
+        assert "(status 403)" in str(caught.value)
