@@ -28,7 +28,10 @@ static fst_status make_whole(fst_verified_by source, const fsti_digest_kind *kin
                              whole_digests **out, fst_error *error) {
     FST_TRY(kind->ready(error));
     *out = fsti_alloc_zeroed(1, sizeof **out);
-    if (*out == NULL) return fsti_error_memory(error, sizeof **out);
+    if (*out == NULL) {
+        (void)fsti_error_memory(error, sizeof **out);
+        return FST_E_NO_MEMORY;
+    }
     (*out)->source = source;
     (*out)->kind = kind;
     return FST_OK;

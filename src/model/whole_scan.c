@@ -43,7 +43,7 @@ static fst_status refuse(const whole_pass *pass, fst_status status, const char *
 
 static const char *find_metadata(const fsti_header *header, const char *prefix, const char *name) {
     size_t prefix_size = strlen(prefix), name_size = strlen(name);
-    for (size_t i = 0; i < header->metadata_count; i++) {
+    for (size_t i = 0; header != NULL && i < header->metadata_count; i++) {
         const fsti_metadata_pair *pair = &header->metadata[i];
         const char *key = header->bytes + pair->key.at;
         if (pair->key.size == prefix_size + name_size && memcmp(key, prefix, prefix_size) == 0 &&
@@ -243,7 +243,7 @@ fst_status fsti_whole_scan(whole_digests *whole, const whole_file *file,
     pass.made->file.size_bytes = fsti_file_size(file->file);
     whole->scans[whole->scan_count++] = pass.made;
     fst_status status = run_pass(&pass, error);
-    if (pass.state != NULL) pass.kind->end(pass.state, NULL);
+    if (pass.state != NULL && pass.kind != NULL) pass.kind->end(pass.state, NULL);
     if (pass.header_state != NULL) fsti_digest_blake3.end(pass.header_state, NULL);
     fsti_header_unref(pass.header);
     fsti_free(pass.buffer);
