@@ -61,6 +61,11 @@ char *cli_size_text(uint64_t size_bytes, char *text);
 char *cli_shape_text(const uint64_t *shape, uint32_t rank, char *text, size_t text_size);
 /// Replaces what drives terminals, and bytes that are no UTF-8, by '?'; returns the new size.
 size_t cli_make_printable(char *text, size_t size);
+/// An address without its query, user and password, in a buffer of the next call's; else `path`.
+const char *cli_told_path(const char *path);
+bool cli_is_address(const char *path);
+/// Says that a command does nothing with addresses.
+int cli_refuse_address(const char *command, const char *path);
 void cli_print_path(const char *path);
 /// Prints a name for people: control bytes would drive the terminal, so they become '?'.
 /// Returns the columns it took.

@@ -269,6 +269,7 @@ static int run(const cli_command *command, char **argv) {
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (cli_is_address(operands.words[0])) return cli_refuse_address("bench", operands.words[0]);
     return bench_model(operands.words[0], &request);
 }
 

@@ -69,6 +69,7 @@ static int run(const cli_command *command, char **argv) {
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (cli_is_address(operands.words[0])) return cli_refuse_address("clean", operands.words[0]);
     return clean_path(operands.words[0], &request);
 }
 

@@ -131,6 +131,7 @@ static int run(const cli_command *command, char **argv) {
     if (request.dry_run && !request.write && request.embed == NULL)
         return cli_usage("hash", "--dry-run is of --write and --embed");
     request.path = operands.words[0];
+    if (cli_is_address(request.path)) return cli_refuse_address("hash", request.path);
     if (request.has_manifest && request.manifest.sums)
         return cli_usage("hash", "--manifest or --sums, not both");
     if (request.has_manifest || request.manifest.sums) return make_manifest(&request);

@@ -102,7 +102,7 @@ static int refuse_path(const char *path, const fst_error *error, const verify_re
     path_verdict verdict = {.path = path, .first = *error, .code = code_of(path, error)};
     if (cli_wants_json()) {
         printf("{\"path\": ");
-        cli_print_json(path, strlen(path));
+        cli_print_json(cli_told_path(path), strlen(cli_told_path(path)));
         printf(", \"valid\": false, \"errors\": [");
     }
     tell_all(&verdict, &request->open);
@@ -126,7 +126,7 @@ static int accept_path(const char *path, fst_model *model, const verify_request 
     }
     if (cli_wants_json()) {
         printf("{\"path\": ");
-        cli_print_json(path, strlen(path));
+        cli_print_json(cli_told_path(path), strlen(cli_told_path(path)));
         printf(", \"tensors\": %zu, \"files\": %zu", tensors, files);
     } else if (!request->quiet) {
         cli_print_path(path);

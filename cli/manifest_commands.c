@@ -62,7 +62,7 @@ static void tell_difference(void *context, const fst_error *difference) {
 static void begin_answer(const char *path) {
     if (!cli_wants_json()) return;
     printf("{\"path\": ");
-    cli_print_json(path, strlen(path));
+    cli_print_json(cli_told_path(path), strlen(cli_told_path(path)));
     printf(", \"differences\": [");
 }
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -112,7 +113,33 @@ int cli_print_name(const char *name, size_t size) {
     return columns;
 }
 
-void cli_print_path(const char *path) { cli_print_name(path, strlen(path)); }
+bool cli_is_address(const char *path) {
+    static const char *const starts[] = {"http://", "https://", "s3://", "gs://", "az://", "hf://"};
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
+        if (strncasecmp(path, starts[i], strlen(starts[i])) == 0) return true;
+    return false;
+}
+
+const char *cli_told_path(const char *path) {
+    static char told[8200];
+    if (!cli_is_address(path)) return path;
+    const char *host = strstr(path, "://") + 3;
+    const char *user_end = memchr(host, '@', strcspn(host, "/?#"));
+    const char *rest = user_end == NULL ? host : user_end + 1;
+    snprintf(told, sizeof told, "%.*s%.*s", (int)(host - path), path, (int)strcspn(rest, "?#"),
+             rest);
+    return told;
+}
+
+int cli_refuse_address(const char *command, const char *path) {
+    return cli_usage(command, "this is done with files, not with addresses: %s",
+                     cli_told_path(path));
+}
+
+void cli_print_path(const char *path) {
+    const char *told = cli_told_path(path);
+    cli_print_name(told, strlen(told));
+}
 
 /// Bytes of the first `columns` code points.
 static size_t cut_size(const char *name, size_t size, int columns) {

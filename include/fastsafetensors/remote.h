@@ -34,7 +34,7 @@ typedef struct fst_remote_options {
     int anonymous;             ///< 1: nothing is signed, and no credentials are looked for
     fst_bucket_style bucket_style;
     uint32_t connect_ms;      ///< to have a connection; 5,000
-    uint32_t first_byte_ms;   ///< from there to an answer; 10,000
+    uint32_t first_byte_ms;   ///< to have an answer's first byte; 10,000
     uint32_t stall_ms;        ///< without a byte; 5,000
     uint32_t retry_base_ms;   ///< the first wait before another try is at most twice that; 100
     uint32_t retry_cap_ms;    ///< the longest one; 20,000

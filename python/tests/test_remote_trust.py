@@ -7,7 +7,10 @@ import json
 import os
 import pathlib
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy
 import pytest
@@ -325,3 +328,70 @@ def test_a_server_that_echoes_secrets(tmp_path: pathlib.Path, echo: str) -> None
         with pytest.raises(PermissionError) as caught:
             Model(url)
         assert "(status 403)" in str(caught.value)
+
+
+SECRET_QUERY = "?X-Amz-Signature=S3CR3T"
+
+
+@pytest.mark.parametrize("scheme", ["http://127.0.0.1:1/", "s3://b/"])
+def test_nothing_is_written_to_addresses(scheme: str) -> None:
+    """Saving, and manifests: one sentence, without the query."""
+    url = scheme + "m.safetensors" + SECRET_QUERY
+    with pytest.raises(Exception, match="nothing is written to addresses") as caught:
+        fst_numpy.save_file({"a": numpy.zeros(3)}, url)
+    assert "S3CR3T" not in str(caught.value)
+
+
+def test_path_objects_of_addresses(tmp_path: pathlib.Path) -> None:
+    """pathlib takes a slash away: it is said, without the query."""
+    path = pathlib.Path("http://127.0.0.1:1/m.safetensors" + SECRET_QUERY)
+    with pytest.raises(Exception, match="given as a text, not as a path object") as caught:
+        fst_numpy.load_file(path)
+    assert "S3CR3T" not in str(caught.value)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        [sys.executable, "-m", "fastsafetensors", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_tells_no_query(tmp_path: pathlib.Path) -> None:
+    """verify, in words and as JSON, of what is good and what is not; manifests that are none."""
+    fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "m.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"x" * 100)
+    with web_server(tmp_path) as server:
+        for name in ("m", "bad", "none"):
+            url = f"{server.url}{name}.safetensors{SECRET_QUERY}"
+            for words in (["verify"], ["verify", "--json"], ["verify", "--manifest", url]):
+                told = command(*words, url)
+                assert f"{name}.safetensors" in told.stdout + told.stderr
+                assert "S3CR3T" not in told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("words", ["hash", "hash --manifest", "edit --set a=b", "bench", "clean"])
+def test_commands_of_files_refuse_addresses(words: str) -> None:
+    """One sentence, and nothing is asked of anybody."""
+    told = command(*words.split(), "http://127.0.0.1:1/m.safetensors" + SECRET_QUERY)
+    assert told.returncode == 3 and "files, not with addresses" in told.stderr
+    assert "S3CR3T" not in told.stderr + told.stdout
+
+
+def test_compressed_models_count_what_they_cost(tmp_path: pathlib.Path) -> None:
+    """Requests of what is decoded on the way are counted like all others."""
+    plain, packed = tmp_path / "m.safetensors", tmp_path / "c.safetensors"
+    fst_numpy.save_file({"a": numpy.arange(300000, dtype=numpy.float32)}, plain)
+    assert command("convert", "--compress", str(plain), str(packed)).returncode == 0
+    with (
+        web_server(tmp_path) as server,
+        closing(Model(server.url + "c.safetensors")) as model,
+        closing(model.load()) as loader,
+    ):
+        loader.wait()
+        stats = loader.stats()
+        assert stats["network_requests"] == len(server.log) > 0
+        assert int(str(stats["network_bytes"])) == server.sent_bytes

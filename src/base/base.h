@@ -54,6 +54,15 @@ fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes);
 /// on a terminal.
 void fsti_text_make_printable(char *text);
 
+// ---- addresses, where paths are expected ----
+
+/// Whether a path is an address, or what a path object has made of one ("https:/host").
+bool fsti_path_is_address(const char *path);
+/// An address as it may be told: without query, user and password. Cut off at `size`.
+void fsti_url_tell(const char *text, char *out, size_t size);
+/// FST_E_UNSUPPORTED: `what` can't be done with an address.
+fst_status fsti_address_refuse(const char *path, const char *what, fst_error *error);
+
 // ---- the log: what was decided, to the program's callback ----
 
 void fsti_log_set(fst_log_callback callback, void *context, fst_log_level level);

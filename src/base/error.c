@@ -98,7 +98,11 @@ fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place 
     va_end(arguments);
     append_place(error, &place);
     if (place.file != NULL) {
-        copy_printable(error->file, sizeof error->file, place.file, strlen(place.file));
+        // No query of an address is ever told: it is a key as likely as not.
+        if (fsti_path_is_address(place.file))
+            fsti_url_tell(place.file, error->file, sizeof error->file);
+        else
+            copy_printable(error->file, sizeof error->file, place.file, strlen(place.file));
         append_text(error->message, sizeof error->message, ", in %s", error->file);
     }
     if (place.os_errno != 0)

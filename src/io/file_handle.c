@@ -116,6 +116,7 @@ const char *fsti_file_credentials(const fsti_file *file) {
 
 void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out) {
     *out = (fsti_net_counts){0};
+    if (file->maker.origin != NULL) file = file->maker.origin; // compressed: what it is read from
     if (file->object != NULL) fsti_object_counts(file->object, out);
 }
 

@@ -150,6 +150,9 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
 }
 
 static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
+    if (fsti_path_is_address(path))
+        return fsti_address_refuse(path, "an address is given as a text, not as a path object",
+                                   error);
     if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
     char name[256];
     fsti_url_tell(path, name, sizeof name);

@@ -9,8 +9,6 @@
 
 /// Whether a path is an address that this room reads.
 bool fsti_net_is_url(const char *path);
-/// The address as it may be told: without query, user and password. Cut off at `size`.
-void fsti_url_tell(const char *text, char *out, size_t size);
 /// The address of `name` in the folder of `base`, with the query of `base`; bytes of the name that
 /// an address of its kind can't have are escaped. From fsti_alloc; NULL: no memory.
 char *fsti_url_beside(const char *base, const char *name);

@@ -121,23 +121,6 @@ const char *fsti_url_parse(const char *text, net_url *out) {
     return NULL;
 }
 
-void fsti_url_tell(const char *text, char *out, size_t size) {
-    size_t length = strcspn(text, "?#");
-    const char *slashes = strstr(text, "://");
-    const char *host = slashes == NULL ? text : slashes + 3;
-    size_t host_size = strcspn(host, "/?#");
-    // What stands before an @ is a password as likely as not.
-    const char *user_end = memchr(host, '@', host_size);
-    if (user_end == NULL) {
-        snprintf(out, size, "%.*s", (int)length, text);
-    } else {
-        const char *rest = user_end + 1;
-        snprintf(out, size, "%.*s%.*s", (int)(host - text), text, (int)(text + length - rest),
-                 rest);
-    }
-    fsti_text_make_printable(out);
-}
-
 static bool is_plain(char byte) {
     return is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' || byte == '_' ||
            byte == '~';
