@@ -395,3 +395,14 @@ def test_compressed_models_count_what_they_cost(tmp_path: pathlib.Path) -> None:
         stats = loader.stats()
         assert stats["network_requests"] == len(server.log) > 0
         assert int(str(stats["network_bytes"])) == server.sent_bytes
+
+
+def test_no_more_connections_than_allowed(tmp_path: pathlib.Path) -> None:
+    """connections_max is of all of the process to a host, whatever makes requests faster."""
+    data = numpy.random.default_rng(1).integers(0, 256, 24 << 20, numpy.uint8)
+    fst_numpy.save_file({"a": data}, tmp_path / "m.safetensors")
+    with web_server(tmp_path) as server:
+        remote.configure(connections_max=1)
+        loaded = fst_numpy.load_file(server.url + "m.safetensors")["a"]
+        assert loaded.tobytes() == data.tobytes()
+        assert len(server.log) > 4 and server.connections == 1
