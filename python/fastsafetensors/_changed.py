@@ -67,7 +67,7 @@ def _check_seal(filename: Path, manifest: Path) -> None:
     try:
         Model(filename, False, manifest).close()
     except error_class() as error:
-        if error.tag == "InvalidManifest":  # type: ignore[attr-defined]
+        if error.tag == "InvalidManifest":
             raise
 
 

@@ -29,7 +29,6 @@ typedef struct fsti_digest_kind {
 extern const fsti_digest_kind fsti_digest_xxh3, fsti_digest_blake3, fsti_digest_sha256;
 extern const fsti_digest_kind fsti_digest_xxh3_64;
 
-
 /// NULL for numbers and names that are none; by name only what manifests are of.
 const fsti_digest_kind *fsti_digest_get(fst_digest digest);
 const fsti_digest_kind *fsti_digest_find(const char *name, size_t name_size);

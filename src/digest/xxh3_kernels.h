@@ -36,5 +36,5 @@ static void end_state_64(const void *state, unsigned char *digest) {
 
 _Static_assert(sizeof(XXH3_state_t) <= FSTI_XXH3_STATE_BYTES, "a state has room");
 
-const fsti_xxh3_set NAMED(fsti_xxh3_, XXH3_SET) = {hash_bytes, begin_state, update_state,
-                                                   end_state, end_state_64};
+const fsti_xxh3_set NAMED(fsti_xxh3_, XXH3_SET) = {hash_bytes, begin_state, update_state, end_state,
+                                                   end_state_64};

@@ -126,8 +126,8 @@ struct fsti_io_op {
     int write_fd;
     uint64_t offset;
     size_t size;
-    void *buffer;      ///< unused by a mapped engine
-    fst_engine engine; ///< who reads: FST_ENGINE_AUTO for headers and other reads in passing
+    void *buffer;            ///< unused by a mapped engine
+    fst_engine engine;       ///< who reads: FST_ENGINE_AUTO for headers and other reads in passing
     const atomic_bool *stop; ///< NULL, or: when it is true a read that waits for others may end
     // filled by the engine:
     int64_t result;   ///< bytes, or -errno; fewer bytes than asked for are possible
