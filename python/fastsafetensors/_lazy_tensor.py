@@ -85,7 +85,10 @@ def _promise(reads: Reads, stored: Stored, view: View) -> LazyTensor:
         LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
         dtype=stored.dtype, device=reads.device,
     )
-    made.__dict__ = {"_reads": reads, "_stored": stored, "_view": view, "_data": None}
+    # One assignment, not four: there are tens of thousands of tensors.
+    made.__dict__ = {  # pyright: ignore[reportAttributeAccessIssue]
+        "_reads": reads, "_stored": stored, "_view": view, "_data": None,
+    }
     return made
 
 
@@ -171,7 +174,8 @@ def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
             return NotImplemented
         if part.untyped_storage()._cdata != twin.untyped_storage()._cdata:
             return NotImplemented  # it takes a copy
-        made.append(_another(own, View(tuple(part.size()), part.stride(), part.storage_offset())))
+        offset = int(part.storage_offset())
+        made.append(_another(own, View(tuple(part.size()), part.stride(), offset)))
     return type(result)(made) if is_many else made[0]
 
 

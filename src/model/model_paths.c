@@ -2,6 +2,7 @@
 /// From what the user names to files: a file, an index, or a folder.
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -239,8 +240,7 @@ static fst_status open_bucket_url(const char *url, uint64_t hash_key, model_path
     size_t size = strlen(url);
     char *folder = fsti_alloc(size + 2);
     if (folder == NULL) return fsti_error_memory(error, size + 2);
-    memcpy(folder, url, size);
-    memcpy(folder + size, "/", 2);
+    snprintf(folder, size + 2, "%s/", url);
     fst_status status = open_folder_url(folder, hash_key, out, error);
     fsti_free(folder);
     return status;
