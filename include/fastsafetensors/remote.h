@@ -40,6 +40,7 @@ typedef struct fst_remote_options {
     uint32_t retry_cap_ms;    ///< the longest one; 20,000
     uint32_t tries_max;       ///< in a row, without progress; 8
     uint32_t connections_max; ///< at one host; 64
+    int no_overwrite;         ///< 1: objects are saved only where there are none (FST_E_IO, EEXIST)
 } fst_remote_options;
 
 /// Says how objects are asked for that are opened from now on by this process; NULL: by the

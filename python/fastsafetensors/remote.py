@@ -21,5 +21,6 @@ def configure(**settings: Any) -> None:
     bucket_style: "path", "host" or "auto". ca_file: certificates to trust.
     connect_ms, first_byte_ms, stall_ms: patience. tries_max, retry_base_ms, retry_cap_ms: tries in
     a row without progress, and the waits between them. connections_max: at one host.
+    no_overwrite: save only where no object is there (else FileExistsError).
     """
     configure_remote(**settings)

@@ -16,19 +16,19 @@ static int read_style(const char *word, fst_remote_options *options) {
 }
 
 PyObject *fstpy_configure_remote(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {
-        "endpoint",     "region",     "access_key",      "secret_key", "session_token",
-        "bearer_token", "sas_token",  "account",         "ca_file",    "anonymous",
-        "bucket_style", "connect_ms", "first_byte_ms",   "stall_ms",   "retry_base_ms",
-        "retry_cap_ms", "tries_max",  "connections_max", NULL};
+    static char *names[] = {"endpoint",      "region",          "access_key",    "secret_key",
+                            "session_token", "bearer_token",    "sas_token",     "account",
+                            "ca_file",       "anonymous",       "bucket_style",  "connect_ms",
+                            "first_byte_ms", "stall_ms",        "retry_base_ms", "retry_cap_ms",
+                            "tries_max",     "connections_max", "no_overwrite",  NULL};
     fst_remote_options o = {.struct_size = sizeof o};
     const char *style = "auto";
     fst_error error;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$zzzzzzzzzpsIIIIIII", names, &o.endpoint, &o.region, &o.access_key,
+            args, kwargs, "|$zzzzzzzzzpsIIIIIIIp", names, &o.endpoint, &o.region, &o.access_key,
             &o.secret_key, &o.session_token, &o.bearer_token, &o.sas_token, &o.account, &o.ca_file,
             &o.anonymous, &style, &o.connect_ms, &o.first_byte_ms, &o.stall_ms, &o.retry_base_ms,
-            &o.retry_cap_ms, &o.tries_max, &o.connections_max) ||
+            &o.retry_cap_ms, &o.tries_max, &o.connections_max, &o.no_overwrite) ||
         !read_style(style, &o))
         return NULL;
     if (fst_remote_configure(&o, &error) != FST_OK)

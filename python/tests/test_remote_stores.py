@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import pathlib
 import urllib.parse
@@ -14,13 +12,13 @@ from xml.sax.saxutils import escape
 
 import numpy
 import pytest
+from object_store import KEY, SECRET, signature
 from web_server import Answer, Fault, Request, web_server
 
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors import remote
 from fastsafetensors._core import Model
 
-KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI+K7MDENG"
 VARIABLES = [
     *("AWS_" + name for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "REGION")),
     *("AWS_" + name for name in ("DEFAULT_REGION", "ENDPOINT_URL", "ENDPOINT_URL_S3", "PROFILE")),
@@ -49,31 +47,6 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     (model / "deeper").mkdir()
     fst_numpy.save_file({"x": numpy.zeros(1)}, model / "deeper" / "other.safetensors")
     return tmp_path
-
-
-def signature(request: Request, secret: str) -> str:
-    """What the Authorization header's signature has to be, by the specification."""
-    fields = dict(
-        part.split("=", 1) for part in request.headers["authorization"].split(" ", 1)[1].split(",")
-    )
-    names = fields["SignedHeaders"].split(";")
-    pairs = sorted(urllib.parse.parse_qsl(request.query, keep_blank_values=True))
-    query = "&".join(
-        f"{urllib.parse.quote(k, safe='-_.~')}={urllib.parse.quote(v, safe='-_.~')}"
-        for k, v in pairs
-    )
-    lines = [request.method, request.path, query]
-    lines += [f"{name}:{request.headers[name]}" for name in names]
-    lines += ["", ";".join(names), request.headers["x-amz-content-sha256"]]
-    scope = fields["Credential"].split("/", 1)[1]
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    text = "\n".join(["AWS4-HMAC-SHA256", request.headers["x-amz-date"], scope, digest])
-    key = b"AWS4" + secret.encode()
-    for part in scope.split("/"):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    assert fields["Credential"].startswith(KEY + "/")
-    expected = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-    return "" if expected == fields["Signature"] else "SignatureDoesNotMatch"
 
 
 def listing(folder: pathlib.Path, request: Request, page: int = 1) -> Answer:

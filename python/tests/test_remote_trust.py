@@ -323,21 +323,21 @@ def test_a_server_that_echoes_secrets(tmp_path: pathlib.Path, echo: str) -> None
         remote.configure(endpoint=server.url, bearer_token="SECRETBEARER12")
         with pytest.raises(PermissionError) as caught:
             Model("gs://bk/m.safetensors")
-        assert "(status 403)" in str(caught.value)
+        assert "(status 403, credentials: a token)" in str(caught.value)
         url = server.url + "m.safetensors?a=1&X-Amz-Signature=SECRETBEARER12"
         with pytest.raises(PermissionError) as caught:
             Model(url)
-        assert "(status 403)" in str(caught.value)
+        assert "(status 403, credentials: none)" in str(caught.value)
 
 
 SECRET_QUERY = "?X-Amz-Signature=S3CR3T"
 
 
 @pytest.mark.parametrize("scheme", ["http://127.0.0.1:1/", "s3://b/"])
-def test_nothing_is_written_to_addresses(scheme: str) -> None:
-    """Saving, and manifests: one sentence, without the query."""
+def test_saving_tells_no_query(scheme: str) -> None:
+    """Where nothing can be saved: one sentence, without the query."""
     url = scheme + "m.safetensors" + SECRET_QUERY
-    with pytest.raises(Exception, match="nothing is written to addresses") as caught:
+    with pytest.raises(Exception, match="take no files here|queries are not read") as caught:
         fst_numpy.save_file({"a": numpy.zeros(3)}, url)
     assert "S3CR3T" not in str(caught.value)
 

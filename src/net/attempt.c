@@ -106,29 +106,69 @@ static bool add_header(const curl_library *curl, curl_list **list, const char *l
     return grown != NULL;
 }
 
-static bool make_headers(const curl_library *curl, net_attempt *attempt, const char *url) {
+/// The version that is demanded, where there is one that the host can know.
+static const char *match_of(const net_attempt *attempt) {
     const net_request *request = attempt->request;
     const net_pin *pin = pin_of(request);
-    char line[ANSWER_TEXT_BYTES + 64];
-    // Bytes as they lie there; and no waiting for a server's word before a body.
-    bool good = add_header(curl, &attempt->headers, "Accept-Encoding: identity");
-    if (good && request->is_range) {
-        snprintf(line, sizeof line, "Range: bytes=%" PRIu64 "-%" PRIu64, attempt->begin,
-                 request->end - 1);
-        good = add_header(curl, &attempt->headers, line);
-    }
     // A version that a redirect's target has told means nothing to the host that redirects.
-    bool is_known = pin != NULL && pin->is_set && fsti_pin_is_strong(pin);
-    if (good && is_known && (attempt->is_redirected || !fsti_object_redirects(request->object))) {
-        snprintf(line, sizeof line, "If-Match: %s", pin->etag);
-        good = add_header(curl, &attempt->headers, line);
-    }
-    if (!good) return false;
+    bool is_known = pin != NULL && pin->is_set && fsti_pin_is_strong(pin) &&
+                    (attempt->is_redirected || !fsti_object_redirects(request->object));
+    return is_known ? pin->etag : NULL;
+}
+
+static bool add_field(const curl_library *curl, curl_list **list, const char *name,
+                      const char *value) {
+    char line[ANSWER_TEXT_BYTES + 64];
+    if (value == NULL) return true;
+    snprintf(line, sizeof line, "%s: %s", name, value);
+    return add_header(curl, list, line);
+}
+
+/// The head but for its signature.
+static bool add_lines(const curl_library *curl, const net_request *request, curl_list **list) {
+    // Bytes as they lie there; and no waiting for a server's word before a body.
+    bool good = add_header(curl, list, "Accept-Encoding: identity");
+    if (good && request->body != NULL) good = add_header(curl, list, "Expect:");
+    for (const char *const *line = request->lines; good && line != NULL && *line != NULL; line++)
+        good = add_header(curl, list, *line);
+    return good;
+}
+
+static bool make_headers(const curl_library *curl, net_attempt *attempt, const char *url) {
+    const net_request *request = attempt->request;
+    curl_list **list = &attempt->headers;
+    char range[64];
+    snprintf(range, sizeof range, "bytes=%" PRIu64 "-%" PRIu64, attempt->begin, request->end - 1);
+    store_call call = {.method = request->method == NULL ? "GET" : request->method,
+                       .address = url,
+                       .lines = request->lines,
+                       .range = request->is_range ? range : NULL,
+                       .match = match_of(attempt),
+                       .body_hash = request->body_hash,
+                       .body_bytes = request->body_bytes,
+                       .now_s = (int64_t)time(NULL)};
+    if (!add_lines(curl, request, list) || !add_field(curl, list, "Range", call.range) ||
+        !add_field(curl, list, "If-Match", call.match))
+        return false;
     if (request->object != NULL)
-        return fsti_object_headers(request->object, url, attempt->is_redirected, &attempt->headers);
+        return fsti_object_sign(request->object, &call, attempt->is_redirected, list);
     // Credentials are for the host that they were given for, and for no other.
     return request->store == NULL || !fsti_url_host_is(request->url, url) ||
-           fsti_store_sign(request->store, url, (int64_t)time(NULL), &attempt->headers);
+           fsti_store_sign(request->store, &call, list);
+}
+
+/// What is sent, and how that is called. The body is read from where it is.
+static void set_body(const curl_library *curl, net_attempt *attempt) {
+    const net_request *request = attempt->request;
+    if (request->body != NULL) {
+        curl->curl_easy_setopt(attempt->easy, CURL_POST_BYTES, (int64_t)request->body_bytes);
+        curl->curl_easy_setopt(attempt->easy, CURL_POST_BODY, request->body);
+    }
+    if (request->method == NULL) return;
+    if (strcmp(request->method, "HEAD") == 0)
+        curl->curl_easy_setopt(attempt->easy, CURL_NO_BODY, 1L);
+    else
+        curl->curl_easy_setopt(attempt->easy, CURL_METHOD, request->method);
 }
 
 static void set_options(const curl_library *curl, net_attempt *attempt, const char *url) {
@@ -188,6 +228,7 @@ net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now
     if (url != NULL && !fsti_alloc_fails()) attempt->easy = curl->curl_easy_init();
     if (attempt->easy != NULL && make_headers(curl, attempt, url)) {
         set_options(curl, attempt, url);
+        set_body(curl, attempt);
         fsti_free(url);
         return attempt;
     }

@@ -22,7 +22,7 @@ enum {
     CURL_METHOD = 10036,
     CURL_NO_BODY = 44,
     CURL_FOLLOW = 52,
-    CURL_POST_BYTES = 60,
+    CURL_POST_BYTES = 30120,
     CURL_VERIFY_PEER = 64,
     CURL_CA_FILE = 10065,
     CURL_FRESH_CONNECTION = 74,
@@ -50,6 +50,8 @@ enum {
     CURL_INFO_PRIVATE = 0x100015,
     CURL_INFO_CONNECTS = 0x20001a,
     CURL_INFO_REDIRECT = 0x10001f,
+    CURL_INFO_PROXY_STATUS = 0x200016, ///< of a proxy's answer to CONNECT
+    CURL_INFO_SENT = 0x600007,         ///< bytes of the body
 };
 /// Results of a transfer (CURLcode).
 enum {

@@ -92,6 +92,11 @@ static bool is_whole(const char *text, size_t size, const char *end) {
     return size >= end_size && memcmp(text + size - end_size, end, end_size) == 0;
 }
 
+bool fsti_xml_find(const char *text, size_t size, const char *name, char *out, size_t out_size) {
+    xml_text rest = {text, text + size}, inside;
+    return find_element(&rest, name, &inside) && read_text(inside, out, out_size);
+}
+
 /// Whether a listing says that there is more of it.
 static bool says_more(xml_text all) {
     xml_text text;

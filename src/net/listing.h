@@ -8,6 +8,10 @@
 /// Called with each key, unescaped, ended by a NUL. False ends the reading.
 typedef bool (*listing_visitor)(void *context, const char *key);
 
+/// The text of the first element of a name, unescaped; false where there is none, or it does not
+/// fit.
+bool fsti_xml_find(const char *text, size_t size, const char *name, char *out, size_t out_size);
+
 #define LISTING_KEY_BYTES_MAX 1025u ///< of S3, with its NUL
 #define LISTING_TOKEN_BYTES_MAX 2048u
 

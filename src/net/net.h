@@ -72,6 +72,36 @@ void fsti_range_read_begin(fsti_range_read *read);
 fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint64_t offset,
                             fst_error *error);
 
+/// An object being made. It is sent in parts, some of them at a time; nothing is seen at its
+/// address before fsti_upload_commit(). In a fork it can only be closed, which leaves it to the
+/// parent.
+typedef struct fsti_upload fsti_upload;
+/// FST_E_UNSUPPORTED where a server takes no objects, FST_E_ARGUMENT for a folder. Objects of
+/// several parts are begun at the store here. Memory: parts of 8 MiB or more as they come, 64 MiB.
+fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **out,
+                            fst_error *error);
+/// Brings bytes [offset, offset + size) of it, each once, from any thread: in their order, or all
+/// over a few parts at a time. Waits while the parts that are under way take all memory.
+fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size, uint64_t offset,
+                             fst_error *error);
+/// All bytes have come: waits until the store has those of several parts.
+fst_status fsti_upload_drain(fsti_upload *upload, fst_error *error);
+/// Puts the object in place, in one step.
+fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error);
+/// Asked ten times a second by who waits in the two above; anything but FST_OK ends the wait.
+typedef fst_status (*fsti_upload_watcher)(void *context, uint64_t zero, fst_error *error);
+void fsti_upload_watch(fsti_upload *upload, fsti_upload_watcher watch, void *context);
+/// Has everything that is under way end soon, with FST_E_CANCELLED. From any thread.
+void fsti_upload_stop(fsti_upload *upload);
+bool fsti_upload_is_committed(const fsti_upload *upload);
+/// "12 parts of 8 MiB, 14 requests (1 again), credentials: the environment".
+void fsti_upload_describe(fsti_upload *upload, char *text, size_t size);
+/// Ends it. One that was not committed is taken back. NULL is allowed.
+void fsti_upload_close(fsti_upload *upload);
+
+/// Removes an object; one that is not there is fine.
+fst_status fsti_net_remove(const char *url, fst_error *error);
+
 /// For tests: other names to look for the library by, ended by NULL; before its first use.
 void fsti_net_fake_library(const char *const *names);
 

@@ -2,7 +2,6 @@
 /// Objects: an address, the version that it had at first, and the bytes that came with that.
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "request.h"
 #include "store.h"
@@ -139,10 +138,11 @@ void fsti_object_redirect(fsti_object *object, const char *url) {
     pthread_mutex_unlock(&object->lock);
 }
 
-bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list) {
+bool fsti_object_sign(fsti_object *object, const store_call *call, bool redirected,
+                      curl_list **list) {
     // Credentials are for the host that they were given for, and for no other.
-    if (redirected && !fsti_url_host_is(object->url, url)) return true;
-    return fsti_store_sign(object->store, url, (int64_t)time(NULL), list);
+    if (redirected && !fsti_url_host_is(object->url, call->address)) return true;
+    return fsti_store_sign(object->store, call, list);
 }
 
 const char *fsti_object_credentials(const fsti_object *object) { return object->store->source; }

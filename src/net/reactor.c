@@ -207,14 +207,26 @@ static void take_finished(net_reactor *reactor) {
 
 // ---- time ----
 
+/// What goes out is as good as an answer.
+static void note_sent(const net_reactor *reactor, net_attempt *attempt, uint64_t now_ns) {
+    int64_t sent_bytes = 0;
+    if (attempt == NULL || attempt->request->body_bytes == 0) return;
+    reactor->curl->curl_easy_getinfo(attempt->easy, CURL_INFO_SENT, &sent_bytes);
+    if (sent_bytes > attempt->sent_bytes) attempt->heard_ns = now_ns;
+    attempt->sent_bytes = sent_bytes;
+}
+
 /// Whether a try has been silent for too long.
 static bool is_dead(const net_attempt *attempt, uint64_t now_ns) {
     net_limits limits = fsti_net_limits();
+    uint32_t patience_ms = attempt->request->patience_ms;
     uint64_t silent_ms = (now_ns - attempt->heard_ns) / 1000000;
     uint64_t age_ms = (now_ns - attempt->started_ns) / 1000000;
     if (attempt->answer.status == 0) // with the connection, which libcurl gives less time
-        return silent_ms >= fsti_max(limits.connect_ms, limits.first_byte_ms);
-    if (silent_ms >= limits.stall_ms) return true;
+        return silent_ms >=
+               fsti_max(patience_ms, fsti_max(limits.connect_ms, limits.first_byte_ms));
+    if (silent_ms >= fsti_max(limits.stall_ms, patience_ms)) return true;
+    if (patience_ms > 0) return false; // blanks come until it is done
     uint64_t bytes = attempt->at - attempt->begin + attempt->text_bytes;
     return age_ms >= 2 * (uint64_t)limits.stall_ms && bytes < age_ms * RATE_MIN_BYTES_S / 1000;
 }
@@ -239,6 +251,7 @@ static void tick_request(net_reactor *reactor, net_request *request, uint64_t no
     }
     for (int i = 0; i < ATTEMPT_COUNT; i++) {
         net_attempt *attempt = request->attempts[i];
+        note_sent(reactor, attempt, now_ns);
         if (attempt == NULL || !is_dead(attempt, now_ns)) continue;
         attempt->is_late = true;
         finish_attempt(reactor, attempt, CURL_TIMED_OUT);

@@ -16,6 +16,7 @@
 
 typedef struct net_request net_request;
 typedef struct net_reactor net_reactor;
+struct store_call;
 
 /// One request that was sent, and its answer as far as it has come.
 typedef struct net_attempt {
@@ -30,7 +31,8 @@ typedef struct net_attempt {
     bool is_redirected; ///< it went to where a redirect leads
     uint64_t begin, at; ///< of the object: the next byte
     uint64_t started_ns, heard_ns;
-    char *text; ///< what is no part of the object: an error's body, or all of a text
+    int64_t sent_bytes; ///< of a request's own body, when that was looked at last
+    char *text;         ///< what is no part of the object: an error's body, or all of a text
     size_t text_bytes, text_capacity;
     bool is_out_of_memory;
 } net_attempt;
@@ -40,6 +42,11 @@ enum { ATTEMPT_COUNT = 2 };
 /// What is asked for. All but the last part is set by who asks and stays his.
 struct net_request {
     const char *method;            ///< NULL: GET
+    const char *body;              ///< what is sent; NULL: nothing
+    size_t body_bytes;             ///< of it
+    const char *body_hash;         ///< SHA-256 in hexadecimal digits that is signed; NULL: unsigned
+    const char *const *lines;      ///< more of the head, ended by NULL; or NULL
+    uint32_t patience_ms;          ///< its host may be silent for so long; 0: as all of them
     const char *url;               ///< as it was given
     const char *name;              ///< as it may be told
     const struct net_store *store; ///< who asks, where there is no object; or NULL
@@ -99,8 +106,9 @@ void fsti_object_redirect(fsti_object *object, const char *url);
 /// Whether its own address has ever led elsewhere.
 bool fsti_object_redirects(const fsti_object *object);
 const net_pin *fsti_object_pin(const fsti_object *object);
-/// The headers of a request of it, added to *list; false without memory.
-bool fsti_object_headers(fsti_object *object, const char *url, bool redirected, curl_list **list);
+/// What its requests are signed with, added to *list; false without memory.
+bool fsti_object_sign(fsti_object *object, const struct store_call *call, bool redirected,
+                      curl_list **list);
 
 /// Who asks for it.
 const struct net_store *fsti_object_store(const fsti_object *object);

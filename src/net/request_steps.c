@@ -23,10 +23,13 @@ void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
     sum->bytes += more->bytes;
 }
 
+static const net_store *store_of(const net_request *request) {
+    return request->object == NULL ? request->store : fsti_object_store(request->object);
+}
+
 /// Whether a server has sent back what it was told in confidence.
 static bool is_echo(const net_request *request, const char *text) {
-    const net_store *store =
-        request->object == NULL ? request->store : fsti_object_store(request->object);
+    const net_store *store = store_of(request);
     bool redirected;
     char *target =
         request->object == NULL ? NULL : fsti_object_target(request->object, &redirected);
@@ -48,7 +51,11 @@ static void describe(const net_request *request, const net_answer *answer, char 
             (size_t)used < size)
             used += snprintf(text + used, size - (size_t)used, "%s%s", parts[i], parts[i + 1]);
     if (request->tries > 0 && used > 0 && (size_t)used < size)
-        snprintf(text + used, size - (size_t)used, ", %u tries", request->tries + 1);
+        used += snprintf(text + used, size - (size_t)used, ", %u tries", request->tries + 1);
+    const net_store *store = store_of(request);
+    bool is_refused = answer->status == 401 || answer->status == 403;
+    if (is_refused && store != NULL && used > 0 && (size_t)used < size)
+        snprintf(text + used, size - (size_t)used, ", credentials: %s", store->source);
 }
 
 /// The end of a request by its answer.
@@ -99,7 +106,8 @@ static bool is_silent_host(net_request *request, const net_attempt *attempt) {
         return false;
     }
     net_limits limits = fsti_net_limits();
-    uint64_t try_ns = fsti_max(limits.connect_ms, limits.first_byte_ms) * 1000000;
+    uint64_t try_ms = fsti_max(limits.connect_ms, limits.first_byte_ms);
+    uint64_t try_ns = fsti_max(try_ms, request->patience_ms) * 1000000;
     if (request->silent_ns == 0) request->silent_ns = attempt->started_ns;
     return fsti_now_ns() - request->silent_ns + try_ns > SILENCE_NS_MAX;
 }
@@ -197,8 +205,28 @@ static request_step finish_good(net_request *request, net_attempt *attempt, int 
     return REQUEST_DONE;
 }
 
+/// Whether a request changes something at its server.
+static bool is_change(const net_request *request) {
+    return request->method != NULL && strcmp(request->method, "HEAD") != 0;
+}
+
+/// A request for a change that the server does not make.
+static request_step refuse_change(net_request *request, const net_attempt *attempt) {
+    bool is_there = attempt->answer.status == 412 || attempt->answer.status == 409;
+    if (attempt->verdict == NET_MISSING)
+        return fail_answer(request, attempt, FST_E_NOT_FOUND, "there is no such bucket, or upload");
+    if (attempt->verdict == NET_FORBIDDEN)
+        return fail_answer(request, attempt, FST_E_PERMISSION, "the server refuses to take it");
+    fail_answer(request, attempt, FST_E_IO,
+                is_there ? "there is an object already, or somebody else is saving one"
+                         : "the server does not take it");
+    if (is_there) request->error.os_errno = EEXIST;
+    return REQUEST_DONE;
+}
+
 static request_step finish_refused(net_request *request, net_attempt *attempt) {
     request->answer = attempt->answer;
+    if (is_change(request)) return refuse_change(request, attempt);
     switch (attempt->verdict) {
     case NET_CHANGED: return fail_answer(request, attempt, FST_E_FILE_CHANGED, attempt->why);
     case NET_MISSING:

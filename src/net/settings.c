@@ -49,6 +49,13 @@ void fsti_net_options(net_options *out) {
     pthread_mutex_unlock(&lock);
 }
 
+bool fsti_net_must_be_new(void) {
+    pthread_mutex_lock(&lock);
+    bool must_be_new = options.no_overwrite;
+    pthread_mutex_unlock(&lock);
+    return must_be_new;
+}
+
 bool fsti_net_ca_file(char *path, size_t size) {
     static const char *const variables[] = {"AWS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"};
     pthread_mutex_lock(&lock);
@@ -111,6 +118,7 @@ fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error
     if (status == FST_OK) {
         store->style = wanted->bucket_style;
         made.anonymous = wanted->anonymous != 0;
+        made.no_overwrite = wanted->no_overwrite != 0;
         options = made;
         set_limits(wanted);
     }

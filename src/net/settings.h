@@ -14,6 +14,8 @@ typedef struct net_limits {
 net_limits fsti_net_limits(void);
 /// The file of certificates to trust; false: the library's own.
 bool fsti_net_ca_file(char *path, size_t size);
+/// Whether nothing that is there may be replaced.
+bool fsti_net_must_be_new(void);
 /// An environment variable that is set and not empty, of a program that runs with the rights of who
 /// has started it; else NULL.
 const char *fsti_net_environment(const char *name);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "settings.h"
-#include "sigv4.h"
 
 #define HUB "https://huggingface.co"
 #define GCS "https://storage.googleapis.com"
@@ -306,95 +305,4 @@ fst_status fsti_store_listing(const net_store *store, const char *url, const cha
     if (used < 0 || (size_t)used >= sizeof text) return refuse(url, "it is too long", error);
     *out = fsti_string_copy(text, strlen(text));
     return *out == NULL ? fsti_error_memory(error, strlen(text)) : FST_OK;
-}
-
-// ---- secrets ----
-
-/// Shorter ones say nothing.
-#define SECRET_BYTES_MIN 4u
-
-static bool overlaps(url_part secret, const char *text) {
-    size_t size = strlen(text);
-    if (size < SECRET_BYTES_MIN || secret.size < SECRET_BYTES_MIN) return false;
-    return memmem(text, size, secret.at, secret.size) != NULL ||
-           memmem(secret.at, secret.size, text, size) != NULL;
-}
-
-bool fsti_url_knows(const char *url, const char *text) {
-    const char *at = strchr(url, '?');
-    while (at != NULL && *at != '\0') {
-        at++;
-        size_t size = strcspn(at, "&");
-        const char *value = memchr(at, '=', size);
-        if (value == NULL) value = at - 1;
-        url_part secret = {value + 1, (size_t)(at + size - value) - 1};
-        if (overlaps(secret, text) || overlaps((url_part){at, size}, text)) return true;
-        at += size;
-    }
-    return false;
-}
-
-bool fsti_store_knows(const net_store *store, const char *text) {
-    const char *const secrets[] = {store->access_key, store->secret_key, store->session_token,
-                                   store->bearer_token, store->sas_token};
-    for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++)
-        if (overlaps((url_part){secrets[i], strlen(secrets[i])}, text)) return true;
-    return false;
-}
-
-// ---- signatures ----
-
-static bool add_line(curl_list **list, const char *name, const char *value) {
-    const curl_library *curl;
-    char line[4200];
-    int used = snprintf(line, sizeof line, "%s: %s", name, value);
-    if (used < 0 || (size_t)used >= sizeof line || fsti_curl_open(&curl, NULL) != FST_OK)
-        return false;
-    curl_list *grown = curl->curl_slist_append(*list, line);
-    explicit_bzero(line, (size_t)used);
-    if (grown != NULL) *list = grown;
-    return grown != NULL;
-}
-
-static bool sign_s3(const net_store *store, const net_url *address, int64_t now_s,
-                    curl_list **list) {
-    char host[300], path[4096], query[URL_BYTES_MAX], date[SIGV4_DATE_BYTES];
-    char line[SIGV4_LINE_BYTES];
-    if (address->authority.size >= sizeof host || address->path.size >= sizeof path) return false;
-    snprintf(host, sizeof host, "%.*s", (int)address->authority.size, address->authority.at);
-    snprintf(path, sizeof path, "%.*s", (int)address->path.size, address->path.at);
-    snprintf(query, sizeof query, "%.*s", (int)address->query.size, address->query.at);
-    fsti_sigv4_date(now_s, date);
-    sigv4_request request = {.method = "GET",
-                             .host = host,
-                             .path = path,
-                             .query = query,
-                             .payload_hash = SIGV4_UNSIGNED,
-                             .token = store->session_token[0] != '\0' ? store->session_token : NULL,
-                             .date = date,
-                             .region = store->region,
-                             .service = "s3",
-                             .access_key = store->access_key,
-                             .secret_key = store->secret_key};
-    return fsti_sigv4_sign(&request, line, sizeof line) && add_line(list, "Authorization", line) &&
-           add_line(list, "x-amz-date", date) &&
-           add_line(list, "x-amz-content-sha256", SIGV4_UNSIGNED) &&
-           (request.token == NULL || add_line(list, "x-amz-security-token", request.token));
-}
-
-bool fsti_store_sign(const net_store *store, const char *address, int64_t now_s, curl_list **list) {
-    net_url parsed;
-    if (fsti_url_parse(address, &parsed) != NULL) return false;
-    if (store->kind == NET_STORE_AZURE && !add_line(list, "x-ms-version", "2021-08-06"))
-        return false;
-    bool takes_keys = store->kind == NET_STORE_S3 || store->kind == NET_STORE_GCS;
-    bool takes_token = store->kind == NET_STORE_HUB || store->kind == NET_STORE_GCS;
-    if (takes_token && store->bearer_token[0] != '\0') {
-        char value[sizeof store->bearer_token + 16];
-        snprintf(value, sizeof value, "Bearer %s", store->bearer_token);
-        bool good = add_line(list, "Authorization", value);
-        explicit_bzero(value, sizeof value);
-        return good;
-    }
-    return !takes_keys || store->access_key[0] == '\0' || sign_s3(store, &parsed, now_s, list);
 }

@@ -43,8 +43,17 @@ fst_status fsti_store_listing(const net_store *store, const char *url, const cha
 /// query.
 bool fsti_store_knows(const net_store *store, const char *text);
 bool fsti_url_knows(const char *url, const char *text);
-/// Adds what a GET of `address` is signed with to *list. False: no memory, or it does not fit.
-bool fsti_store_sign(const net_store *store, const char *address, int64_t now_s, curl_list **list);
+/// A request that is to be signed.
+typedef struct store_call {
+    const char *method, *address;
+    const char *const *lines;  ///< of its head, ended by NULL; or NULL
+    const char *range, *match; ///< values of Range and If-Match; NULL: none
+    const char *body_hash;     ///< SHA-256 in hexadecimal digits; NULL: it is not signed
+    size_t body_bytes;
+    int64_t now_s;
+} store_call;
+/// Adds what a request is signed with to *list. False: no memory, or it does not fit. (sign.c)
+bool fsti_store_sign(const net_store *store, const store_call *call, curl_list **list);
 
 /// Whether its endpoint, region and account can be parts of an address: FST_E_ARGUMENT.
 fst_status fsti_store_check(const net_store *store, fst_error *error);
@@ -56,7 +65,7 @@ fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *e
 /// A copy of what fst_remote_configure() was told.
 typedef struct net_options {
     net_store store; ///< as far as it was said
-    bool anonymous;
+    bool anonymous, no_overwrite;
     char ca_file[512];
 } net_options;
 void fsti_net_options(net_options *out);

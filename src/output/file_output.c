@@ -200,6 +200,11 @@ fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error 
 
 int fsti_output_descriptor(const fsti_output *output) { return output->fd; }
 
+static fst_status make_file(fsti_output *output, fst_error *error) {
+    FST_TRY(create_file(output, error));
+    return reserve_space(output, error);
+}
+
 fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool durable,
                             fsti_output **out, fst_error *error) {
     fsti_output *output = fsti_alloc_zeroed(1, sizeof *output);
@@ -208,8 +213,10 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
     output->size_bytes = size_bytes;
     output->is_durable = durable;
     fst_status status = copy_target(target, &output->target, error);
-    if (status == FST_OK) status = create_file(output, error);
-    if (status == FST_OK) status = reserve_space(output, error);
+    if (status == FST_OK)
+        status = target->is_object
+                     ? fsti_upload_open(target->path, size_bytes, &output->upload, error)
+                     : make_file(output, error);
     if (status != FST_OK) {
         fsti_output_close(output);
         return status;
@@ -255,6 +262,7 @@ void fsti_output_close(fsti_output *output) {
 void fsti_output_abandon(fsti_output *output) {
     if (output == NULL) return;
     fsti_output_unmap(output);
+    fsti_upload_close(output->upload);
     if (output->fd_direct >= 0) close(output->fd_direct);
     if (output->fd >= 0) close(output->fd);
     fsti_target_clear(&output->target);
@@ -305,6 +313,7 @@ static ssize_t write_once(fsti_output *output, const void *data, size_t size, ui
 fst_status fsti_output_write(fsti_output *output, const void *data, size_t size, uint64_t offset,
                              fst_error *error) {
     const char *from = data;
+    if (output->upload != NULL) return fsti_upload_write(output->upload, data, size, offset, error);
     for (size_t done = 0; done < size;) {
         ssize_t written = write_once(output, from + done, size - done, offset + done);
         if (written == -EINTR) continue;
@@ -326,6 +335,7 @@ fst_status fsti_output_write(fsti_output *output, const void *data, size_t size,
 }
 
 fst_status fsti_output_map(fsti_output *output, char **out, fst_error *error) {
+    if (output->upload != NULL) return fsti_output_refuse_object(output, error);
     if (output->mapping == NULL) {
         void *address = MAP_FAILED;
         int failure = ENOMEM;
@@ -348,6 +358,7 @@ void fsti_output_unmap(fsti_output *output) {
 }
 
 fst_status fsti_output_sync(fsti_output *output, fst_error *error) {
+    if (output->upload != NULL) return fsti_upload_drain(output->upload, error);
     // fsync, not fdatasync: size and permissions are part of the promise.
     while (fsync(output->fd) != 0)
         if (errno != EINTR) return fsti_error_errno(error, errno, output->target.path, "fsync");

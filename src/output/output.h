@@ -19,12 +19,16 @@ typedef struct fsti_target {
     bool has_rights; ///< the new file gets those that follow, not what the folder gives
     uint32_t mode, owner, group;
     const char *like; ///< whose access list it gets, not owned; NULL: what is at the path
+    bool is_object;   ///< the path is an address of a store, and no file
+    bool had_object;  ///< of a set: there was one
 } fsti_target;
 
 /// `follow`: symbolic links lead on; else a link is what will be replaced, and nothing is kept of
 /// what it leads to. FST_E_NOT_REGULAR for a folder, FIFO or device; FST_E_PERMISSION for a file
 /// that may not be written to: replacing it would get around what its owner asked for.
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error);
+/// The address of an object to be made.
+fst_status fsti_target_object(const char *address, fsti_target *out, fst_error *error);
 void fsti_target_clear(fsti_target *target);
 /// Where nothing is at the target yet, the new file gets the rights of the file `like`, a path that
 /// is to stay until the output is open.
@@ -48,6 +52,16 @@ fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_err
 fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error *error);
 /// The descriptor that its bytes can be read from, as far as they are written.
 int fsti_output_descriptor(const fsti_output *output);
+/// Whether it is to be an object, and of one, whether that will replace another.
+bool fsti_output_is_object(const fsti_output *output);
+bool fsti_output_had_object(const fsti_output *output);
+/// Of an object: has what is sent end soon, with FST_E_CANCELLED. From any thread.
+void fsti_output_stop(fsti_output *output);
+/// Of an object: asked, with 0 bytes, while one waits for its parts.
+void fsti_output_watch(fsti_output *output, fst_status (*watch)(void *, uint64_t, fst_error *),
+                       void *context);
+/// Of an object: how it was sent, in words; else nothing.
+void fsti_output_describe(fsti_output *output, char *text, size_t size);
 /// Drops the output and its hidden name. NULL is allowed.
 void fsti_output_close(fsti_output *output);
 /// Drops the output; the hidden name, if it has one, is left as it is: somebody leads to it, or it
@@ -89,7 +103,7 @@ fst_status fsti_output_copy(fsti_output *output, fsti_copy *copy, fst_error *err
 /// Shared mapping of the whole file; it goes with fsti_output_unmap() or the output.
 fst_status fsti_output_map(fsti_output *output, char **out, fst_error *error);
 void fsti_output_unmap(fsti_output *output);
-/// Puts what was written on the device.
+/// Puts what was written on the device; of an object, waits for its parts.
 fst_status fsti_output_sync(fsti_output *output, fst_error *error);
 
 // ---- names ----
@@ -119,7 +133,7 @@ fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *e
 fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error);
 /// Brings it back to `path`.
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
-/// Removes a name; one that is not there is fine.
+/// Removes a name, or an object; one that is not there is fine.
 fst_status fsti_path_remove(const char *path, fst_error *error);
 
 // ---- folders ----

@@ -32,6 +32,7 @@ static int link_descriptor(int fd, const char *path) {
 
 fst_status fsti_output_name(fsti_output *output, fst_error *error) {
     if (output->has_hidden) return FST_OK;
+    if (output->upload != NULL) return fsti_output_refuse_object(output, error);
     if (link_descriptor(output->fd, output->hidden) != 0)
         return fsti_error_errno(error, errno, output->hidden, "giving the new file a hidden name");
     output->has_hidden = true;
@@ -46,6 +47,7 @@ fst_status fsti_output_unname(fsti_output *output, fst_error *error) {
 
 int fsti_output_is_placed(const fsti_output *output) {
     struct stat own, there;
+    if (output->upload != NULL) return fsti_upload_is_committed(output->upload);
     if (lstat(output->target.path, &there) != 0) return errno == ENOENT ? 0 : -1;
     if (fstat(output->fd, &own) != 0) return -1;
     return own.st_dev == there.st_dev && own.st_ino == there.st_ino;
@@ -113,6 +115,7 @@ static fst_status place_second(const fsti_output *output, fst_error *error) {
 }
 
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error) {
+    if (output->upload != NULL) return fsti_upload_commit(output->upload, error);
     if (keep_hidden) return place_second(output, error);
     // Nothing to replace: one step, and no hidden name even for an instant.
     if (!output->has_hidden && link_descriptor(output->fd, output->target.path) == 0) return FST_OK;
@@ -190,6 +193,7 @@ fst_status fsti_path_restore(const char *path, const char *kept, fst_error *erro
 }
 
 fst_status fsti_path_remove(const char *path, fst_error *error) {
+    if (fsti_net_is_url(path)) return fsti_net_remove(path, error);
     if (unlink(path) == 0 || errno == ENOENT) return FST_OK;
     return fsti_error_errno(error, errno, path, "removing");
 }

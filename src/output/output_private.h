@@ -3,6 +3,7 @@
 #ifndef FSTI_OUTPUT_PRIVATE_H
 #define FSTI_OUTPUT_PRIVATE_H
 
+#include "net/net.h"
 #include "output.h"
 
 struct fsti_output {
@@ -14,7 +15,11 @@ struct fsti_output {
     bool direct_probed;
     char direct_reason[128];
     void *mapping;
+    fsti_upload *upload; ///< of an object, which has nothing but a target besides
 };
+
+/// FST_E_UNSUPPORTED, in words.
+fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error);
 
 /// A new hidden path beside `path`; NULL without memory.
 char *fsti_hidden_path(const char *folder, const char *path);

@@ -101,6 +101,15 @@ fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst
     return status;
 }
 
+fst_status fsti_target_object(const char *address, fsti_target *out, fst_error *error) {
+    *out = (fsti_target){.is_object = true};
+    out->path = fsti_string_copy(address, strlen(address));
+    out->folder = folder_of(address);
+    if (out->path != NULL && out->folder != NULL) return FST_OK;
+    fsti_target_clear(out);
+    return fsti_error_memory(error, strlen(address));
+}
+
 fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error) {
     struct stat info;
     if (target->has_rights) return FST_OK;

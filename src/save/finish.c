@@ -93,6 +93,8 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
     }
     if (status == FST_OK && writer->manifest.kind != NULL)
         status = fsti_save_manifest_end(writer, file, error);
+    // What a store refuses is told here, before anything is put in place.
+    if (status == FST_OK && writer->is_remote) return fsti_output_sync(file->output, error);
     if (status != FST_OK || writer->options.promise != FST_SAVE_DURABLE) return status;
     return fsti_writer_sync(writer, file->output, error);
 }

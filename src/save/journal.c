@@ -65,8 +65,10 @@ static fst_status sync_names(save_journal *journal, const char *folder, fst_erro
 static fst_status place(journal_step *step, bool may_come_back, fst_error *error) {
     struct stat info;
     const char *path = fsti_output_path(step->output);
-    step->had_old = lstat(path, &info) == 0 || errno != ENOENT;
-    if (may_come_back && step->had_old)
+    bool is_object = fsti_output_is_object(step->output);
+    step->had_old = is_object ? fsti_output_had_object(step->output)
+                              : lstat(path, &info) == 0 || errno != ENOENT;
+    if (may_come_back && step->had_old && !is_object)
         FST_TRY(fsti_path_keep(path, &step->kept, &step->kept_lock, error));
     return fsti_output_place(step->output, false, error);
 }

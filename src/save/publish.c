@@ -48,7 +48,8 @@ static fst_status make_index(fst_writer *writer, bool hidden, fsti_output **out,
     FST_TRY(make_index_text(writer, hidden, &text, &size, error));
     fst_status status = fsti_output_open(&writer->index_target, size, durable, out, error);
     if (status == FST_OK) status = fsti_output_write(*out, text, size, 0, error);
-    if (status == FST_OK && durable) status = fsti_writer_sync(writer, *out, error);
+    if (status == FST_OK && durable && !writer->is_remote)
+        status = fsti_writer_sync(writer, *out, error);
     fsti_free(text);
     return status;
 }
@@ -199,6 +200,10 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
 
 static fst_status plan(fst_writer *writer, fst_error *error) {
     folder_scene scene;
+    if (writer->is_remote) {
+        if (writer->file_count > 1) FST_TRY(make_index(writer, false, &writer->final_index, error));
+        return fsti_writer_plan_objects(writer, error);
+    }
     if (writer->folder == NULL) return plan_file(writer, error);
     FST_TRY(look_at_folder(writer, &scene, error));
     if (writer->file_count == 1 && !scene.has_index && !scene.has_shards)
@@ -222,7 +227,7 @@ static fst_status run(fst_writer *writer, fst_error *error) {
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
     FST_TRY(fsti_writer_check_origin(writer, error));
     FST_TRY(fsti_journal_run(&writer->journal, error));
-    if (writer->journal.is_complete) fsti_writer_sweep(writer);
+    if (writer->journal.is_complete && !writer->is_remote) fsti_writer_sweep(writer);
     return FST_OK;
 }
 
@@ -233,6 +238,9 @@ static void note_end(fst_writer *writer) {
     writer->sync_count += writer->journal.sync_count;
     writer->sync_ns += writer->journal.sync_ns;
     snprintf(writer->warning, sizeof writer->warning, "%s", writer->journal.warning);
+    if (writer->is_remote)
+        fsti_output_describe(writer->files[0].output, writer->counts.reason,
+                             sizeof writer->counts.reason);
     pthread_mutex_unlock(&writer->lock);
     fsti_log(FST_LOG_INFO, "saved %s: %zu tensors, %u files, %" PRIu64 " bytes, %s (%s)",
              writer->folder != NULL ? writer->folder : writer->published[0], writer->tensor_count,
@@ -250,7 +258,7 @@ static fst_status lock_folder(const fst_writer *writer, int *lock, fst_error *er
         if (faccessat(AT_FDCWD, folder, R_OK, AT_EACCESS) != 0 && errno == EACCES) folder = NULL;
     }
     *lock = -1;
-    return folder == NULL ? FST_OK : fsti_folder_lock(folder, lock, error);
+    return folder == NULL || writer->is_remote ? FST_OK : fsti_folder_lock(folder, lock, error);
 }
 
 fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {

@@ -74,6 +74,12 @@ static fst_status choose_way(save_stage *stage, fst_error *error) {
                              .file_bytes = stage->options.file_bytes,
                              .has_direct = true,
                              .has_ring = true};
+    if (fsti_output_is_object(stage->output)) {
+        take_route(stage, FSTI_ROUTE_CACHE);
+        stage->counts.engine = "http";
+        explain(stage, "an object, sent in parts", "");
+        return FST_OK;
+    }
     char why_direct[128] = "", why_ring[128] = "direct was asked for";
     const char *reason;
     take_route(stage, fsti_policy_save(&facts, &reason));

@@ -180,4 +180,8 @@ fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, 
     return FST_OK;
 }
 
-void fsti_writer_cancel(fst_writer *writer) { atomic_store(&writer->is_cancelled, true); }
+void fsti_writer_cancel(fst_writer *writer) {
+    atomic_store(&writer->is_cancelled, true);
+    for (uint32_t f = 0; writer->is_remote && f < writer->file_count; f++)
+        fsti_output_stop(writer->files[f].output);
+}

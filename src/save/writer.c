@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A save's beginning: layouts, targets, outputs; and its end.
+#include "net/net.h"
 #include "writer.h"
 
 #include <stdio.h>
@@ -98,18 +99,32 @@ static fst_status lay_out_all(fst_writer *writer, const fst_save_tensor *tensors
 
 // ---- files ----
 
+/// The name of a file of a set.
+static void format_name(const fst_writer *writer, uint32_t file, char *out, size_t size) {
+    if (file == writer->file_count)
+        snprintf(out, size, "%s.safetensors.index.json", writer->stem);
+    else if (writer->file_count == 1)
+        snprintf(out, size, "%s.safetensors", writer->stem);
+    else
+        snprintf(out, size, "%s-%05u-of-%05u.safetensors", writer->stem, file + 1,
+                 writer->file_count);
+}
+
 static char *format_path(const fst_writer *writer, uint32_t file) {
-    size_t capacity = strlen(writer->folder) + strlen(writer->stem) + 64;
+    size_t folder_size = strlen(writer->folder) + 1;
+    size_t capacity = folder_size + strlen(writer->stem) + 64;
     char *path = fsti_alloc(capacity);
     if (path == NULL) return NULL;
-    if (file == writer->file_count)
-        snprintf(path, capacity, "%s/%s.safetensors.index.json", writer->folder, writer->stem);
-    else if (writer->file_count == 1)
-        snprintf(path, capacity, "%s/%s.safetensors", writer->folder, writer->stem);
-    else
-        snprintf(path, capacity, "%s/%s-%05u-of-%05u.safetensors", writer->folder, writer->stem,
-                 file + 1, writer->file_count);
-    return path;
+    snprintf(path, capacity, "%s/", writer->folder);
+    format_name(writer, file, path + folder_size, capacity - folder_size);
+    if (!writer->is_remote) return path;
+    // A stem may have bytes that a key is not written with.
+    char *name = fsti_string_copy(path + folder_size, strlen(path + folder_size));
+    path[folder_size] = '\0';
+    char *url = name == NULL ? NULL : fsti_url_beside(path, name);
+    fsti_free(name);
+    fsti_free(path);
+    return url;
 }
 
 /// Looks for the file of the set that the fewest may read.
@@ -146,17 +161,26 @@ static fst_status find_rights(const fst_writer *writer, fsti_target *target, fst
     return FST_OK;
 }
 
-static fst_status find_targets(fst_writer *writer, const char *path, fst_error *error) {
+/// The paths that the files get, and the index of a set.
+static fst_status name_files(fst_writer *writer, const char *path, fst_error *error) {
+    bool is_set = writer->folder != NULL;
+    for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
+        writer->published[f] =
+            is_set ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
+        if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
+    }
+    return FST_OK;
+}
+
+static fst_status find_targets(fst_writer *writer, fst_error *error) {
     bool is_set = writer->folder != NULL;
     bool durable = writer->options.promise == FST_SAVE_DURABLE;
+    if (writer->is_remote) return fsti_writer_find_objects(writer, error);
     if (is_set) FST_TRY(fsti_folder_make(writer->folder, durable, &writer->folders_made, error));
     if (is_set) FST_TRY(fsti_folder_visit(writer->folder, note_member, writer, error));
     for (uint32_t f = 0; f <= writer->file_count; f++) {
         bool is_index = f == writer->file_count;
         if (is_index && !is_set) break;
-        writer->published[f] =
-            is_set ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
-        if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
         // A link in a set is replaced: the index leads to files of its own folder, and what the
         // link leads to may be somebody's store.
@@ -180,6 +204,7 @@ static fst_status open_outputs(fst_writer *writer, const char *const *hidden, fs
             &file->target,
             writer->origin == NULL ? file->layout.file_bytes : file->layout.header_bytes,
             writer->options.promise == FST_SAVE_DURABLE, &file->output, error));
+        fsti_output_watch(file->output, fsti_writer_report, writer);
         if (writer->manifest.kind != NULL) FST_TRY(fsti_save_manifest_begin(writer, file, error));
     }
     return FST_OK;
@@ -209,7 +234,9 @@ static fst_status begin_save(fst_writer *writer, const save_request *request, fs
     group_members(writer);
     FST_TRY(lay_out_all(writer, request->tensors, error));
     if (writer->is_whole) writer->bytes_total = fsti_file_size(writer->origin);
-    FST_TRY(find_targets(writer, request->path, error));
+    FST_TRY(name_files(writer, request->path, error));
+    if (writer->is_remote) FST_TRY(fsti_writer_check_remote(writer, request->options, error));
+    FST_TRY(find_targets(writer, error));
     FST_TRY(fsti_save_manifest_open(writer, error));
     return open_outputs(writer, request->hidden, error);
 }
@@ -232,6 +259,7 @@ fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_
     writer->origin_begin = request->origin_begin;
     writer->origin_header = request->origin_header;
     writer->is_whole = request->is_whole;
+    writer->is_remote = fsti_net_is_url(request->path);
     fst_status status = begin_save(writer, request, error);
     if (status != FST_OK) {
         fsti_writer_close(writer);
@@ -306,7 +334,8 @@ void fsti_writer_close(fst_writer *writer) {
     // Others' names are theirs, and of own ones that others know they may have made use.
     if (writer->is_shared && !writer->is_adopted && !is_published) fsti_writer_take_back(writer);
     clear_files(writer, is_published);
-    if (atomic_load(&writer->state) != WRITER_COMMITTED && !writer->journal.is_turned)
+    if (!writer->is_remote && atomic_load(&writer->state) != WRITER_COMMITTED &&
+        !writer->journal.is_turned)
         fsti_folder_unmake(writer->folder, writer->folders_made);
     pthread_mutex_destroy(&writer->lock);
     pthread_mutex_destroy(&writer->progress_lock);

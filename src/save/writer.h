@@ -62,6 +62,7 @@ struct fst_writer {
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 
+    bool is_remote;     ///< the files are objects of a store
     bool is_shared;     ///< the files have hidden names that other processes know
     bool is_joined;     ///< to a file that is another process's
     bool is_adopted;    ///< the files were made by other processes, to be published by this one
@@ -149,6 +150,14 @@ fst_status fsti_writer_sync(fst_writer *writer, fsti_output *output, fst_error *
 bool fsti_save_is_shard(const char *name, size_t size, const char *stem);
 bool fsti_save_is_single(const char *name, size_t size, const char *stem);
 bool fsti_save_is_index(const char *name, size_t size, const char *stem);
+
+/// Of a save to an address: FST_E_UNSUPPORTED for what needs files.
+fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_options *options,
+                                    fst_error *error);
+/// The targets of a set of objects: which of them are there, too.
+fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error);
+/// The steps that put objects in place.
+fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error);
 
 /// Removes what killed saves of the writer's targets have left behind.
 void fsti_writer_sweep(fst_writer *writer);

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores for tests, in memory: S3 (as Google speaks it, too) and Azure's; signatures are checked."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import itertools
+import pathlib
+import re
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from xml.sax.saxutils import escape
+
+from web_server import DATE, Answer, Fault, Request, WebServer
+
+KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI+K7MDENG"
+PART_BYTES_MIN = 5 << 20
+
+
+def signature(request: Request, secret: str) -> str:
+    """What is wrong with the Authorization header, by the specification; "" for nothing."""
+    fields = dict(
+        part.split("=", 1) for part in request.headers["authorization"].split(" ", 1)[1].split(",")
+    )
+    names = fields["SignedHeaders"].split(";")
+    pairs = sorted(urllib.parse.parse_qsl(request.query, keep_blank_values=True))
+    query = "&".join(
+        f"{urllib.parse.quote(k, safe='-_.~')}={urllib.parse.quote(v, safe='-_.~')}"
+        for k, v in pairs
+    )
+    digest = request.headers["x-amz-content-sha256"]
+    if digest != "UNSIGNED-PAYLOAD" and digest != hashlib.sha256(request.body).hexdigest():
+        return "XAmzContentSHA256Mismatch"
+    lines = [request.method, request.path, query]
+    lines += [f"{name}:{request.headers[name]}" for name in names]
+    lines += ["", ";".join(names), digest]
+    scope = fields["Credential"].split("/", 1)[1]
+    told = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    text = "\n".join(["AWS4-HMAC-SHA256", request.headers["x-amz-date"], scope, told])
+    key = b"AWS4" + secret.encode()
+    for part in scope.split("/"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    expected = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    return "" if expected == fields["Signature"] else "SignatureDoesNotMatch"
+
+
+def failure(status: str, code: str) -> Answer:
+    """An error as stores tell it."""
+    return Answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+
+
+def mark(data: bytes) -> str:
+    """An ETag."""
+    return '"' + hashlib.md5(data).hexdigest() + '"'
+
+
+class ObjectStore(WebServer):
+    """Objects in memory: one table for all buckets, by path."""
+
+    def __init__(self, fault: Fault | None = None, keys: dict[str, str] | None = None) -> None:
+        """Serve on a free port; `keys`: the secrets of those who may ask, None: anybody may."""
+        super().__init__(pathlib.Path(), fault)
+        self.keys = keys
+        self.refuse: Callable[[Request], Answer | None] = lambda request: None
+        self.objects: dict[str, tuple[bytes, str]] = {}
+        self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
+        self.blocks: dict[str, dict[str, bytes]] = {}
+        self.numbers = itertools.count(1)
+        self.lock = threading.Lock()
+
+    def refusal(self, request: Request) -> Answer | None:
+        """An answer for who may not ask."""
+        if self.keys is None:
+            return None
+        found = re.search(r"Credential=([^/]*)/", request.headers.get("authorization", ""))
+        if found is None:
+            return failure("403 Forbidden", "AccessDenied")
+        if found[1] not in self.keys:
+            return failure("403 Forbidden", "InvalidAccessKeyId")
+        code = signature(request, self.keys[found[1]])
+        return failure("403 Forbidden", code) if code else None
+
+    def content(self, path: str) -> tuple[bytes, str] | None:
+        """(bytes, ETag) of an object."""
+        return self.objects.get(urllib.parse.unquote(path))
+
+    def answer(self, request: Request) -> Answer:
+        """What a good store answers."""
+        with self.lock:
+            return self.refuse(request) or self.refusal(request) or self.act(request)
+
+    def act(self, request: Request) -> Answer:
+        """The same, for who may ask."""
+        query = dict(urllib.parse.parse_qsl(request.query, keep_blank_values=True))
+        path = urllib.parse.unquote(request.path)
+        if query.get("comp") in ("block", "blocklist"):
+            return self.take_block(path, query, request)
+        if "list-type" in query or query.get("comp") == "list":
+            return self.list(path, query)
+        if request.method == "POST" and "uploads" in query:
+            number = f"up/{next(self.numbers)}+="
+            self.uploads[number] = (path, {})
+            text = f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId>"
+            return Answer("200 OK", {}, (text + "</InitiateMultipartUploadResult>").encode())
+        if "uploadId" in query:
+            return self.take_part(path, query, request)
+        if request.method == "PUT":
+            return self.put(path, request.body, request)
+        if request.method == "DELETE":
+            self.objects.pop(path, None)
+            return Answer("204 No Content", {})
+        if request.method == "HEAD":
+            found = self.objects.get(path)
+            if found is None:
+                return Answer("404 Not Found", {})
+            return Answer("200 OK", {"ETag": found[1], "Content-Length": str(len(found[0]))})
+        return super().answer(request)
+
+    def put(self, path: str, data: bytes, request: Request, etag: str | None = None) -> Answer:
+        """Put an object in place."""
+        if request.headers.get("if-none-match") == "*" and path in self.objects:
+            return failure("412 Precondition Failed", "PreconditionFailed")
+        self.objects[path] = (data, etag or mark(data))
+        return Answer("200 OK", {"ETag": self.objects[path][1]})
+
+    def take_part(self, path: str, query: dict[str, str], request: Request) -> Answer:
+        """What is about a multipart upload."""
+        number = query["uploadId"]
+        if number not in self.uploads or self.uploads[number][0] != path:
+            return failure("404 Not Found", "NoSuchUpload")
+        parts = self.uploads[number][1]
+        if request.method == "DELETE":
+            del self.uploads[number]
+            return Answer("204 No Content", {})
+        if request.method == "PUT":
+            parts[int(query["partNumber"])] = request.body
+            return Answer("200 OK", {"ETag": mark(request.body)})
+        listed = re.findall(
+            rb"<Part><PartNumber>(\d+)</PartNumber><ETag>([^<]*)</ETag></Part>", request.body
+        )
+        wanted = [(int(n), tag.decode().replace("&quot;", '"')) for n, tag in listed]
+        good = [n for n, _ in wanted] == sorted(parts)
+        if not good or any(mark(parts[n]) != tag for n, tag in wanted):
+            return failure("400 Bad Request", "InvalidPart")
+        if any(len(parts[n]) < PART_BYTES_MIN for n, _ in wanted[:-1]):
+            return failure("400 Bad Request", "EntityTooSmall")
+        data = b"".join(parts[n] for n, _ in wanted)
+        answer = self.put(path, data, request, f'"{hashlib.md5(data).hexdigest()}-{len(wanted)}"')
+        if answer.status.startswith("200"):
+            del self.uploads[number]
+            answer.body = (
+                f"<CompleteMultipartUploadResult><ETag>{escape(self.objects[path][1])}</ETag>"
+                "</CompleteMultipartUploadResult>"
+            ).encode()
+        return answer
+
+    def take_block(self, path: str, query: dict[str, str], request: Request) -> Answer:
+        """Blocks of a blob, and their list."""
+        blocks = self.blocks.setdefault(path, {})
+        if query["comp"] == "block":
+            if any(len(name) != len(query["blockid"]) for name in blocks):
+                return failure("400 Bad Request", "InvalidBlobOrBlock")
+            blocks[query["blockid"]] = request.body
+            return Answer("201 Created", {})
+        names = re.findall(rb"<Latest>([^<]*)</Latest>", request.body)
+        if not names or any(name.decode() not in blocks for name in names):
+            return failure("400 Bad Request", "InvalidBlockList")
+        data = b"".join(blocks[name.decode()] for name in names)
+        del self.blocks[path]
+        answer = self.put(path, data, request)
+        answer.status = "201 Created"
+        return answer
+
+    def list(self, path: str, query: dict[str, str], page: int = 1000) -> Answer:
+        """The keys of a folder."""
+        start = path.rstrip("/") + "/"
+        keys = sorted(p[len(start) :] for p in self.objects if p.startswith(start))
+        prefix = query["prefix"]
+        keys = [k for k in keys if k.startswith(prefix) and "/" not in k[len(prefix) :]]
+        if query.get("comp") == "list":
+            rows = "".join(f"<Blob><Name>{escape(k)}</Name></Blob>" for k in keys)
+            text = f"<EnumerationResults><Blobs>{rows}</Blobs><NextMarker/></EnumerationResults>"
+        else:
+            rows = "".join(f"<Contents><Key>{escape(k)}</Key></Contents>" for k in keys)
+            text = f"<ListBucketResult>{rows}</ListBucketResult>"
+        return Answer("200 OK", {"Last-Modified": DATE}, text.encode())
+
+
+@contextlib.contextmanager
+def object_store(
+    fault: Fault | None = None, keys: dict[str, str] | None = None
+) -> Iterator[ObjectStore]:
+    """Run a store for the length of a `with`."""
+    server = ObjectStore(fault, keys)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

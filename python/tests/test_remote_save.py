@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving to addresses: parts, whole or nothing, and stores that misbehave."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy
+import pytest
+from object_store import KEY, SECRET, ObjectStore, failure, object_store
+from web_server import Answer, Request
+
+from fastsafetensors import SafetensorError, remote
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors._core import Writer
+
+PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_")
+ADDRESS = "s3://bucket/a folder/model.safetensors"
+PLACE = "/bucket/a folder/model.safetensors"
+MIB = 1 << 20
+Tensors = dict[str, numpy.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    remote.configure()
+
+
+def ask(server: ObjectStore, **more: object) -> None:
+    """Have addresses of S3 mean this store."""
+    settings: dict[str, object] = {"access_key": KEY, "secret_key": SECRET, "retry_base_ms": 2}
+    remote.configure(endpoint=server.url, **{**settings, **more})
+
+
+def make(mib: int, seed: int = 0) -> Tensors:
+    """Tensors of so many MiB, of odd sizes."""
+    generator = numpy.random.default_rng(seed)
+    sizes = [mib * MIB // 2, mib * MIB // 2 - 12345, 3, 0]
+    return {f"t{i}": generator.integers(0, 255, n, numpy.uint8) for i, n in enumerate(sizes)}
+
+
+def open_writer(size: int, path: str = ADDRESS) -> Writer:
+    """A save of one tensor, whose bytes come later."""
+    return Writer(path, [("x", "U8", (size,), None, size)], None)
+
+
+def put(writer: Writer, at: int, data: bytes) -> None:
+    """Bring some bytes of it."""
+    held = numpy.frombuffer(data, numpy.uint8)
+    writer.write(0, at, held.ctypes.data, held.nbytes)
+
+
+def same(loaded: Tensors, saved: Tensors) -> bool:
+    """Whether the bytes are the same."""
+    return loaded.keys() == saved.keys() and all(
+        loaded[n].tobytes() == saved[n].tobytes() for n in saved
+    )
+
+
+@pytest.mark.parametrize("mib", [1, 40])
+def test_a_file(tmp_path: pathlib.Path, mib: int) -> None:
+    """The bytes of a local save, by one request or in signed parts; nothing is left over."""
+    tensors = make(mib)
+    fst_numpy.save_file(tensors, tmp_path / "local.safetensors", metadata={"a": "b"})
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        fst_numpy.save_file(tensors, ADDRESS, metadata={"a": "b"})
+        data, _ = server.objects[PLACE]
+        assert data == (tmp_path / "local.safetensors").read_bytes()
+        assert not server.uploads
+        methods = [request.method for request in server.log]
+        assert methods == (["PUT"] if mib == 1 else ["POST", *["PUT"] * 5, "POST"])
+        assert same(fst_numpy.load_file(ADDRESS), tensors)
+
+
+def test_nothing_is_seen_before_it_is_whole() -> None:
+    """The old object stays until the last request, and a save that is closed leaves nothing."""
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        fst_numpy.save_file({"old": numpy.ones(3)}, ADDRESS)
+        old = server.objects[PLACE]
+        writer = open_writer(20 * MIB)
+        put(writer, 0, bytes(17 * MIB))
+        put(writer, 17 * MIB, bytes(3 * MIB))
+        writer.finish()
+        assert server.objects[PLACE] == old and len(server.uploads) == 1
+        writer.close()
+        assert server.objects[PLACE] == old and not server.uploads
+
+
+def test_faults_on_the_way() -> None:
+    """Busy, broken, silent: parts are sent again, and the object is right."""
+    tensors = make(48)
+    seen: dict[str, int] = {}
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        count = seen[request.query] = seen.get(request.query, 0) + 1
+        if request.method == "GET" or count > 2:
+            return answer
+        kind = (len(seen) + count) % 4
+        if kind == 0:
+            return failure("503 Slow Down", "SlowDown")
+        if kind == 1:
+            return failure("500 Internal Server Error", "InternalError")
+        if kind == 2:
+            answer.send_bytes, answer.end = 0, "reset"
+        return answer
+
+    with object_store(fault, {KEY: SECRET}) as server:
+        ask(server)
+        fst_numpy.save_file(tensors, ADDRESS)
+        assert same(fst_numpy.load_file(ADDRESS), tensors)
+        # One whose beginning was not heard of stays, and has no parts.
+        assert not any(parts for _, parts in server.uploads.values())
+
+
+REFUSALS = {
+    "begin": ("uploads", "403 Forbidden", "AccessDenied", PermissionError, "AccessDenied"),
+    "bucket": ("uploads", "404 Not Found", "NoSuchBucket", FileNotFoundError, "NoSuchBucket"),
+    "part": ("partNumber=3", "400 Bad Request", "BadDigest", OSError, "BadDigest"),
+    "busy": ("partNumber=2", "503 Slow Down", "SlowDown", OSError, "SlowDown.*3 tries"),
+    "join": ("uploadId", "400 Bad Request", "InvalidPart", OSError, "InvalidPart"),
+    "within": ("uploadId", "200 OK", "InternalError", OSError, "200 with the error InternalErr"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_what_fails_leaves_nothing(kind: str) -> None:
+    """Each request of an upload refused: an error that says why, no object and no parts."""
+    where, status, code, error, words = REFUSALS[kind]
+
+    def refuse(request: Request) -> Answer | None:
+        is_it = where in request.query and request.method != "DELETE"
+        if where == "uploadId" and request.method != "POST":
+            is_it = False
+        return failure(status, code) if is_it else None
+
+    with object_store(keys={KEY: SECRET}) as server:
+        server.refuse = refuse
+        ask(server, tries_max=3)
+        with pytest.raises((error, SafetensorError), match=words) as caught:
+            fst_numpy.save_file(make(33), ADDRESS)
+        assert isinstance(caught.value, error)
+        assert SECRET not in str(caught.value) and KEY not in str(caught.value)
+        assert not server.objects and not server.uploads
+
+
+def test_a_joining_whose_answer_is_lost() -> None:
+    """It is asked for again, is gone, and the object is there: saved."""
+    tensors = make(20)
+    lost: list[Request] = []
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        if request.method == "POST" and "uploadId" in request.query and not lost:
+            lost.append(request)
+            answer.send_bytes, answer.end = 0, "reset"
+        return answer
+
+    with object_store(fault, {KEY: SECRET}) as server:
+        ask(server)
+        fst_numpy.save_file(tensors, ADDRESS)
+        assert lost and server.log[-1].method == "HEAD"
+        assert same(fst_numpy.load_file(ADDRESS), tensors)
+
+
+def save_set(mib: int, files: int, path: str, seed: int = 0) -> Tensors:
+    """Save a set."""
+    generator = numpy.random.default_rng(seed)
+    rows, tensors = [], {}
+    for i in range(files):
+        value = generator.integers(0, 255, mib * MIB, numpy.uint8)
+        tensors[f"t{i}"] = value
+        rows.append((f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes))
+    writer = Writer(path, rows, None, file_of=list(range(files)), file_count=files)
+    try:
+        writer.commit()
+    finally:
+        writer.close()
+    return tensors
+
+
+def test_a_set() -> None:
+    """Its index comes last; files of the set before go, and nothing else does."""
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        saved = save_set(9, 3, "s3://bucket/m")
+        puts = [r.path for r in server.log if r.method == "PUT" and not r.query]
+        assert puts == ["/bucket/m/model.safetensors.index.json"]
+        assert same(fst_numpy.load_file("s3://bucket/m/"), saved)
+        server.objects["/bucket/m/other.safetensors"] = (b"", '"x"')
+        server.objects["/bucket/m/deep/model-00009-of-00009.safetensors"] = (b"", '"x"')
+        again = save_set(1, 2, "s3://bucket/m/", 1)
+        assert same(fst_numpy.load_file("s3://bucket/m/model.safetensors.index.json"), again)
+        assert sorted(server.objects) == [
+            "/bucket/m/deep/model-00009-of-00009.safetensors",
+            "/bucket/m/model-00001-of-00002.safetensors",
+            "/bucket/m/model-00002-of-00002.safetensors",
+            "/bucket/m/model.safetensors.index.json",
+            "/bucket/m/other.safetensors",
+        ]
+        save_set(1, 1, "s3://bucket/m", 2)
+        assert sorted(server.objects) == [
+            "/bucket/m/deep/model-00009-of-00009.safetensors",
+            "/bucket/m/model.safetensors",
+            "/bucket/m/other.safetensors",
+        ]
+
+
+def test_a_set_that_fails_at_the_end() -> None:
+    """What was put in place is taken back, and no index comes."""
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        for name in ("00003-of", "index"):
+
+            def refuse(request: Request, name: str = name) -> Answer | None:
+                is_it = name in request.path and request.method == "PUT"
+                return failure("403 Forbidden", "No") if is_it else None
+
+            server.refuse = refuse
+            with pytest.raises(PermissionError, match="No.*credentials: an argument"):
+                save_set(1, 3, "s3://bucket/m")
+            assert not server.objects and not server.uploads
+
+
+def test_bytes_in_any_order() -> None:
+    """A few places at a time are fine; so many that they would take all memory are an error."""
+    size = 100 * MIB
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        writer = open_writer(size)
+        pieces = list(range(0, size, MIB // 2))
+        for at in sorted(pieces, key=lambda at: (at // (24 * MIB), at * 7919 % 1000)):
+            put(writer, at, bytes([at // MIB % 251]) * (MIB // 2))
+        writer.commit()
+        writer.close()
+        loaded = fst_numpy.load_file(ADDRESS)["x"]
+        assert all(loaded[at] == at // MIB % 251 for at in pieces)
+        with pytest.raises(Exception, match="one after the other"):
+            writer = open_writer(size)
+            for at in range(0, size, 8 * MIB):
+                put(writer, at, bytes(MIB // 2))
+        writer.close()
+        assert not server.uploads
+
+
+def test_what_needs_files_says_so(tmp_path: pathlib.Path) -> None:
+    """Options that make no sense at addresses, servers that take no objects."""
+    tensors = {"a": numpy.ones(3)}
+    with object_store() as server:
+        ask(server)
+        for options in ({"compress": True}, {"manifest": True}):
+            with pytest.raises(Exception, match="address|copy it there"):
+                fst_numpy.save_file(tensors, ADDRESS, **options)
+        with pytest.raises(Exception, match="take no files here"):
+            fst_numpy.save_file(tensors, server.url + "x.safetensors?sig=SECRET")
+        with pytest.raises(Exception, match="take no files here"):
+            fst_numpy.save_file(tensors, "hf://me/model/x.safetensors")
+        with pytest.raises(Exception, match="needs a name"):
+            fst_numpy.save_file(tensors, "s3://bucket/")
+        assert server.log == []
+
+
+def test_only_where_there_is_nothing() -> None:
+    """no_overwrite: FileExistsError, small and large, and the object stays."""
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server, no_overwrite=True)
+        fst_numpy.save_file(make(1), ADDRESS)
+        old = server.objects[PLACE]
+        for mib in (1, 20):
+            with pytest.raises(FileExistsError, match="already"):
+                fst_numpy.save_file(make(mib, 1), ADDRESS)
+        assert server.objects[PLACE] == old and not server.uploads
+
+
+def test_google_and_azure() -> None:
+    """The same bytes by a token, and by blocks."""
+    tensors = make(33)
+    with object_store() as server:
+        remote.configure(endpoint=server.url, bearer_token="ya29.SECRET")
+        fst_numpy.save_file(tensors, "gs://bucket/m.safetensors")
+        assert all(r.headers["authorization"] == "Bearer ya29.SECRET" for r in server.log)
+        remote.configure(endpoint=server.url, account="acct", sas_token="sv=1&sig=SECRET%3D")
+        server.log.clear()
+        for mib in (1, 33):
+            fst_numpy.save_file(make(mib), f"az://box/m{mib}.safetensors")
+        assert all(r.query.startswith("sv=1&sig=SECRET%3D") for r in server.log)
+        [small] = [r for r in server.log if "x-ms-blob-type" in r.headers]
+        assert small.path == "/acct/box/m1.safetensors"
+        assert not server.blocks.get("/acct/box/m33.safetensors")
+        one, other = (
+            server.objects["/bucket/m.safetensors"],
+            server.objects["/acct/box/m33.safetensors"],
+        )
+        assert one[0] == other[0]
+        assert same(fst_numpy.load_file("az://box/m33.safetensors"), tensors)
+
+
+def test_memory_is_bounded() -> None:
+    """160 MiB: no more than 64 MiB of them wait."""
+    program = """
+import resource, sys, numpy
+from fastsafetensors import numpy as fst_numpy, remote
+remote.configure(endpoint=sys.argv[1], anonymous=True)
+data = {"x": numpy.ones(160 << 20, numpy.uint8)}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fst_numpy.save_file(data, "s3://bucket/x.safetensors")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+    with object_store() as server:
+        result = subprocess.run(
+            [sys.executable, "-c", program, server.url], capture_output=True, text=True, check=True
+        )
+    assert int(result.stdout) < 64 + 32
+
+
+def test_interrupted_and_forked() -> None:
+    """Ctrl-C takes the parts back; a child that closes its copy of a writer takes nothing."""
+    program = """
+import os, signal, sys, numpy
+from fastsafetensors import remote
+some = numpy.ones(20 << 20, numpy.uint8)
+from fastsafetensors._core import Writer
+remote.configure(endpoint=sys.argv[1], anonymous=True)
+writer = Writer("s3://bucket/x.safetensors", [("x", "U8", (64 << 20,), None, 64 << 20)], None)
+try:
+    writer.write(0, 0, some.ctypes.data, some.nbytes)
+    child = os.fork()
+    if child == 0:
+        writer.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("child", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGINT)
+finally:
+    writer.close()
+"""
+    with object_store() as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, server.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "child\n"
+        assert len(server.uploads) == 1
+        _, text = process.communicate("go\n", timeout=60)
+        assert "KeyboardInterrupt" in text
+        assert not server.uploads and not server.objects

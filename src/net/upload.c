@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Objects being made: parts are gathered in memory, sent while others are gathered, and joined at
+/// the end. An object of one part is sent at the end, by one request.
+#include "upload.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sha256.h"
+
+/// Stores take 10,000 parts, which are at least 5 MiB but for the last one.
+#define PART_COUNT_MAX ((uint64_t)10000)
+#define PART_BYTES_MIN ((uint64_t)8 << 20)
+#define PART_BYTES_STEP ((uint64_t)1 << 20)
+/// Of parts that are gathered or under way.
+#define MEMORY_BYTES ((uint64_t)64 << 20)
+#define SLOT_COUNT_MAX 8u
+#define NAME_BYTES_MAX 1024u
+#define WATCH_NS 100000000
+#define ANSWER_BYTES_MAX ((size_t)65536)
+
+typedef enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_SENDING } slot_state;
+
+/// A part in memory.
+typedef struct upload_slot {
+    net_request request; ///< while it is sent
+    struct fsti_upload *upload;
+    slot_state state;
+    uint32_t part;
+    uint64_t come; ///< bytes of it that are there
+    char *memory;
+    char *url;
+    char hash[SHA256_HEX_BYTES];
+} upload_slot;
+
+struct fsti_upload {
+    pid_t owner;
+    net_store *store;
+    char *url, *name;
+    uint64_t size_bytes, part_bytes;
+    upload_place place;
+    atomic_bool stop;
+    fsti_upload_watcher watch; ///< or NULL
+    void *watch_context;
+    pthread_mutex_t lock; ///< for what follows
+    pthread_cond_t changed;
+    upload_slot slots[SLOT_COUNT_MAX];
+    uint32_t slot_count, sent_count; ///< sent_count: parts that the store has
+    uint64_t come_bytes;
+    fsti_net_counts counts;
+    bool is_committed;
+    fst_status status; ///< of the first part that failed, and why
+    fst_error error;
+};
+
+static fst_status fail(const fsti_upload *upload, fst_status status, const char *what,
+                       fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = upload->name;
+    return fsti_error_set(error, status, place, "%s", what);
+}
+
+static uint64_t part_size(const fsti_upload *upload, uint32_t part) {
+    return fsti_min(upload->part_bytes, upload->size_bytes - part * upload->part_bytes);
+}
+
+// ---- beginning ----
+
+static fst_status check_place(const net_store *store, const char *url, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    char name[NAME_BYTES_MAX];
+    size_t size = strlen(url);
+    fsti_url_tell(url, name, sizeof name);
+    place.file = name;
+    if (store->kind == NET_STORE_WEB || store->kind == NET_STORE_HUB)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, place,
+                              "web servers and the Hub take no files here: save to s3://, gs:// or "
+                              "az://, or to a file");
+    net_url parsed;
+    if (url[size - 1] == '/' || fsti_url_parse(url, &parsed) != NULL || parsed.path.size < 2)
+        return fsti_error_set(error, FST_E_ARGUMENT, place,
+                              "the address of a folder: a file needs a name");
+    return FST_OK;
+}
+
+static void choose_sizes(fsti_upload *upload) {
+    uint64_t least = (upload->size_bytes + PART_COUNT_MAX - 1) / PART_COUNT_MAX;
+    upload->part_bytes = fsti_max(PART_BYTES_MIN, fsti_align_up(least, PART_BYTES_STEP));
+    uint64_t count = (upload->size_bytes + upload->part_bytes - 1) / upload->part_bytes;
+    upload->place.part_count = (uint32_t)fsti_max(count, 1);
+    upload->slot_count =
+        (uint32_t)fsti_min(fsti_max(fsti_min(MEMORY_BYTES / upload->part_bytes, SLOT_COUNT_MAX), 2),
+                           upload->place.part_count);
+}
+
+static fst_status make_upload(const char *url, uint64_t size_bytes, fsti_upload **out,
+                              fst_error *error) {
+    char name[NAME_BYTES_MAX];
+    fsti_upload *upload = fsti_alloc_zeroed(1, sizeof *upload);
+    if (upload == NULL) return fsti_error_memory(error, sizeof *upload);
+    upload->owner = getpid();
+    upload->size_bytes = size_bytes;
+    pthread_mutex_init(&upload->lock, NULL);
+    pthread_cond_init(&upload->changed, NULL);
+    fsti_url_tell(url, name, sizeof name);
+    choose_sizes(upload);
+    *out = upload;
+    upload->name = fsti_string_copy(name, strlen(name));
+    upload->place.marks = fsti_alloc_zeroed(upload->place.part_count, sizeof(upload_mark));
+    if (upload->name == NULL || upload->place.marks == NULL)
+        return fsti_error_memory(error, upload->place.part_count * sizeof(upload_mark));
+    FST_TRY(fsti_store_open(url, &upload->store, error));
+    FST_TRY(check_place(upload->store, url, error));
+    return fsti_store_address(upload->store, url, &upload->url, error);
+}
+
+fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **out,
+                            fst_error *error) {
+    const curl_library *curl;
+    fsti_upload *upload = NULL;
+    FST_TRY(fsti_curl_open(&curl, error));
+    fst_status status = make_upload(url, size_bytes, &upload, error);
+    if (status == FST_OK) {
+        upload->place.store = upload->store;
+        upload->place.url = upload->url;
+        upload->place.name = upload->name;
+        upload->place.size_bytes = size_bytes;
+        upload->place.stop = &upload->stop;
+        upload->place.must_be_new = fsti_net_must_be_new();
+    }
+    if (status == FST_OK && upload->place.part_count > 1)
+        status = fsti_upload_begin(&upload->place, error);
+    if (status != FST_OK) {
+        fsti_upload_close(upload);
+        return status;
+    }
+    *out = upload;
+    return FST_OK;
+}
+
+// ---- parts ----
+
+/// From a thread of the room's.
+static void finish_part(net_request *request) {
+    upload_slot *slot = request->context;
+    fsti_upload *upload = slot->upload;
+    pthread_mutex_lock(&upload->lock);
+    fsti_free(request->text);
+    fsti_free(slot->url);
+    slot->url = NULL;
+    fsti_net_count(&upload->counts, &request->counts);
+    fst_error error = request->error;
+    fst_status status = request->status;
+    if (status == FST_OK && upload->place.part_count > 1 &&
+        !fsti_upload_keep_mark(&upload->place, slot->part, request->answer.etag))
+        status = fail(upload, FST_E_IO, "the store took a part, and gave no ETag for it", &error);
+    if (status == FST_OK) {
+        upload->sent_count++;
+    } else if (upload->status == FST_OK) {
+        upload->status = status;
+        upload->error = error;
+        atomic_store(&upload->stop, true); // the others need not go on
+    }
+    slot->state = SLOT_FREE;
+    pthread_cond_broadcast(&upload->changed);
+    pthread_mutex_unlock(&upload->lock);
+}
+
+/// A part that can't even be sent.
+static fst_status give_up(fsti_upload *upload, upload_slot *slot, fst_error *error) {
+    pthread_mutex_lock(&upload->lock);
+    slot->state = SLOT_FREE;
+    upload->status = fsti_error_memory(&upload->error, strlen(upload->url));
+    pthread_cond_broadcast(&upload->changed);
+    pthread_mutex_unlock(&upload->lock);
+    return fsti_error_memory(error, strlen(upload->url));
+}
+
+/// Sends a part whose bytes are all there. `is_whole`: it is the object.
+static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whole,
+                            fst_error *error) {
+    size_t size = (size_t)part_size(upload, slot->part);
+    slot->url = is_whole ? fsti_string_copy(upload->url, strlen(upload->url))
+                         : fsti_upload_part_url(&upload->place, slot->part);
+    if (slot->url == NULL) return give_up(upload, slot, error);
+    slot->request = (net_request){
+        .method = "PUT",
+        .url = slot->url,
+        .name = upload->name,
+        .store = upload->store,
+        .body = slot->memory,
+        .body_bytes = size,
+        .body_hash = fsti_upload_hash(slot->url, slot->memory, size, slot->hash),
+        .lines = fsti_upload_lines(&upload->place, is_whole ? UPLOAD_WHOLE : UPLOAD_PART),
+        .text_bytes_max = ANSWER_BYTES_MAX,
+        .stop = &upload->stop,
+        .done = finish_part,
+        .context = slot};
+    fsti_request_begin(&slot->request);
+    return FST_OK;
+}
+
+/// The slot that gathers a part, or a free one; NULL: there is none now. The lock is held.
+static upload_slot *look_for_slot(fsti_upload *upload, uint32_t part, bool *is_any_sent) {
+    upload_slot *free = NULL;
+    *is_any_sent = false;
+    for (uint32_t i = 0; i < upload->slot_count; i++) {
+        upload_slot *slot = &upload->slots[i];
+        if (slot->state == SLOT_FILLING && slot->part == part) return slot;
+        if (slot->state == SLOT_FREE && (free == NULL || slot->memory != NULL)) free = slot;
+        *is_any_sent = *is_any_sent || slot->state == SLOT_SENDING;
+    }
+    return free;
+}
+
+static fst_status use_slot(fsti_upload *upload, upload_slot *slot, uint32_t part,
+                           fst_error *error) {
+    if (slot->state == SLOT_FILLING) return FST_OK;
+    uint64_t room = fsti_min(upload->part_bytes, upload->size_bytes);
+    if (slot->memory == NULL) slot->memory = fsti_alloc((size_t)room);
+    if (slot->memory == NULL) return fsti_error_memory(error, room);
+    slot->upload = upload;
+    slot->state = SLOT_FILLING;
+    slot->part = part;
+    slot->come = 0;
+    return FST_OK;
+}
+
+/// Waits until a part is sent, for a moment. The lock is held, and let go of meanwhile.
+static fst_status wait_a_moment(fsti_upload *upload, fst_error *error) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += WATCH_NS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    int result = pthread_cond_timedwait(&upload->changed, &upload->lock, &until);
+    if (result == 0 || upload->watch == NULL) return FST_OK;
+    pthread_mutex_unlock(&upload->lock);
+    fst_status status = upload->watch(upload->watch_context, 0, error);
+    pthread_mutex_lock(&upload->lock);
+    return status;
+}
+
+/// The lock is held; it is let go of while there is nothing to be had.
+static fst_status take_slot(fsti_upload *upload, uint32_t part, upload_slot **out,
+                            fst_error *error) {
+    for (;;) {
+        bool is_any_sent;
+        if (upload->status != FST_OK) {
+            if (error != NULL) *error = upload->error;
+            return upload->status;
+        }
+        if (atomic_load(&upload->stop)) return fail(upload, FST_E_CANCELLED, "cancelled", error);
+        *out = look_for_slot(upload, part, &is_any_sent);
+        if (*out != NULL) return use_slot(upload, *out, part, error);
+        if (!is_any_sent)
+            return fail(upload, FST_E_UNSUPPORTED,
+                        "an object is sent as it comes: bytes of so many places at once are more "
+                        "than is kept (write tensors one after the other)",
+                        error);
+        FST_TRY(wait_a_moment(upload, error));
+    }
+}
+
+/// Bytes that lie in one part.
+static fst_status put_piece(fsti_upload *upload, uint64_t offset, const char *data, size_t size,
+                            fst_error *error) {
+    uint32_t part = (uint32_t)(offset / upload->part_bytes);
+    upload_slot *slot;
+    pthread_mutex_lock(&upload->lock);
+    fst_status status = take_slot(upload, part, &slot, error);
+    pthread_mutex_unlock(&upload->lock);
+    if (status != FST_OK) return status;
+    // It stays what it is until all of its bytes have come: also these.
+    memcpy(slot->memory + offset % upload->part_bytes, data, size);
+    pthread_mutex_lock(&upload->lock);
+    slot->come += size;
+    upload->come_bytes += size;
+    bool is_full = slot->come == part_size(upload, part) && upload->place.part_count > 1;
+    if (is_full) slot->state = SLOT_SENDING;
+    pthread_mutex_unlock(&upload->lock);
+    return is_full ? send_part(upload, slot, false, error) : FST_OK;
+}
+
+fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size, uint64_t offset,
+                             fst_error *error) {
+    const char *from = data;
+    while (size > 0) {
+        uint64_t left = upload->part_bytes - offset % upload->part_bytes;
+        size_t piece = (size_t)fsti_min(size, left);
+        FST_TRY(put_piece(upload, offset, from, piece, error));
+        from += piece;
+        offset += piece;
+        size -= piece;
+    }
+    return FST_OK;
+}
+
+/// Waits until nothing is under way. The lock is held.
+static fst_status wait_for_parts(fsti_upload *upload, fst_error *error) {
+    for (uint32_t i = 0; i < upload->slot_count; i++)
+        while (upload->slots[i].state == SLOT_SENDING) FST_TRY(wait_a_moment(upload, error));
+    return FST_OK;
+}
+
+fst_status fsti_upload_drain(fsti_upload *upload, fst_error *error) {
+    pthread_mutex_lock(&upload->lock);
+    fst_status status = wait_for_parts(upload, error);
+    if (status == FST_OK && upload->status != FST_OK) {
+        status = upload->status;
+        if (error != NULL) *error = upload->error;
+    }
+    bool is_whole = upload->come_bytes == upload->size_bytes;
+    pthread_mutex_unlock(&upload->lock);
+    if (status == FST_OK && !is_whole)
+        status = fail(upload, FST_E_IO, "not all bytes of the object have come", error);
+    return status;
+}
+
+// ---- the end ----
+
+static fst_status send_whole(fsti_upload *upload, fst_error *error) {
+    upload_slot *slot = &upload->slots[0];
+    pthread_mutex_lock(&upload->lock);
+    fst_status status = use_slot(upload, slot, 0, error); // of an object of no bytes there is none
+    if (status == FST_OK) slot->state = SLOT_SENDING;
+    pthread_mutex_unlock(&upload->lock);
+    if (status == FST_OK) status = send_part(upload, slot, true, error);
+    return status == FST_OK ? fsti_upload_drain(upload, error) : status;
+}
+
+fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
+    bool is_unknown = false;
+    FST_TRY(fsti_upload_drain(upload, error));
+    fst_status status = upload->place.part_count == 1
+                            ? send_whole(upload, error)
+                            : fsti_upload_join(&upload->place, &is_unknown, error);
+    upload->is_committed = status == FST_OK;
+    if (is_unknown && error != NULL) {
+        size_t used = strlen(error->message);
+        snprintf(error->message + used, sizeof error->message - used,
+                 "; whether the object is there is not known");
+    }
+    return status;
+}
+
+bool fsti_upload_is_committed(const fsti_upload *upload) { return upload->is_committed; }
+
+void fsti_upload_watch(fsti_upload *upload, fsti_upload_watcher watch, void *context) {
+    upload->watch = watch;
+    upload->watch_context = context;
+}
+
+void fsti_upload_stop(fsti_upload *upload) { atomic_store(&upload->stop, true); }
+
+void fsti_upload_describe(fsti_upload *upload, char *text, size_t size) {
+    pthread_mutex_lock(&upload->lock);
+    fsti_net_counts counts = upload->counts;
+    pthread_mutex_unlock(&upload->lock);
+    fsti_net_count(&counts, &upload->place.counts);
+    snprintf(text, size,
+             "%" PRIu32 " parts of %" PRIu64 " MiB, %" PRIu64 " requests (%" PRIu64
+             " again), credentials: %s",
+             upload->place.part_count, upload->part_bytes >> 20, counts.requests, counts.retries,
+             upload->store->source);
+}
+
+/// Ends what is under way, and removes what the store has.
+static void take_back(fsti_upload *upload) {
+    atomic_store(&upload->stop, true);
+    pthread_mutex_lock(&upload->lock);
+    upload->watch = NULL;
+    (void)!wait_for_parts(upload, NULL);
+    pthread_mutex_unlock(&upload->lock);
+    if (!upload->is_committed && upload->url != NULL) fsti_upload_abort(&upload->place);
+}
+
+void fsti_upload_close(fsti_upload *upload) {
+    if (upload == NULL) return;
+    bool is_own = upload->owner == getpid();
+    if (is_own) {
+        take_back(upload);
+        pthread_mutex_destroy(&upload->lock);
+        pthread_cond_destroy(&upload->changed);
+    }
+    for (uint32_t i = 0; i < SLOT_COUNT_MAX; i++) {
+        fsti_free(upload->slots[i].memory);
+        fsti_free(upload->slots[i].url);
+    }
+    fsti_store_unref(upload->store);
+    fsti_free(upload->place.marks);
+    fsti_free(upload->url);
+    fsti_free(upload->name);
+    fsti_free(upload);
+}
+
+// ---- removal ----
+
+fst_status fsti_net_remove(const char *url, fst_error *error) {
+    const curl_library *curl;
+    net_store *store = NULL;
+    char *address = NULL, name[NAME_BYTES_MAX];
+    FST_TRY(fsti_curl_open(&curl, error));
+    FST_TRY(fsti_store_open(url, &store, error));
+    fsti_url_tell(url, name, sizeof name);
+    fst_status status = check_place(store, url, error);
+    if (status == FST_OK) status = fsti_store_address(store, url, &address, error);
+    if (status == FST_OK) {
+        net_request request = {.method = "DELETE",
+                               .url = address,
+                               .name = name,
+                               .store = store,
+                               .text_bytes_max = ANSWER_BYTES_MAX};
+        fsti_request_run(&request);
+        fsti_free(request.text);
+        status = request.status == FST_E_NOT_FOUND ? FST_OK : request.status;
+        if (status != FST_OK && error != NULL) *error = request.error;
+    }
+    fsti_free(address);
+    fsti_store_unref(store);
+    return status;
+}

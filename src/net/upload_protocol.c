@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Objects in parts, as stores take them: multipart uploads of S3 and Google's XML interface,
+/// blocks of Azure.
+#include "upload.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "sha256.h"
+
+#define ANSWER_BYTES_MAX ((size_t)65536)
+/// Large objects are put together while blanks come, or nothing at all.
+#define JOIN_PATIENCE_MS 120000u
+/// A part's entry in the list of all of them, without its mark.
+#define ENTRY_BYTES 80u
+#define BLOCK_ID_BYTES 17u
+
+static bool is_azure(const net_store *store) { return store->kind == NET_STORE_AZURE; }
+
+#define TYPE "Content-Type: application/octet-stream"
+
+const char *const *fsti_upload_lines(const upload_place *place, upload_step step) {
+    static const char *const plain[] = {TYPE, NULL};
+    static const char *const fresh[] = {TYPE, "If-None-Match: *", NULL};
+    static const char *const google[] = {TYPE, "x-goog-if-generation-match: 0", NULL};
+    static const char *const blob[] = {TYPE, "x-ms-blob-type: BlockBlob", NULL};
+    static const char *const fresh_blob[] = {TYPE, "x-ms-blob-type: BlockBlob", "If-None-Match: *",
+                                             NULL};
+    bool is_blob = is_azure(place->store) && step == UPLOAD_WHOLE;
+    if (step == UPLOAD_PART || !place->must_be_new) return is_blob ? blob : plain;
+    if (is_blob) return fresh_blob;
+    return place->store->kind == NET_STORE_GCS ? google : fresh;
+}
+
+/// `url` with more of a query, from fsti_alloc.
+static char *add_query(const char *url, const char *query) {
+    size_t size = strlen(url) + strlen(query) + 2;
+    char *out = fsti_alloc(size);
+    if (out != NULL)
+        snprintf(out, size, "%s%c%s", url, strchr(url, '?') == NULL ? '?' : '&', query);
+    return out;
+}
+
+const char *fsti_upload_hash(const char *url, const char *body, size_t size, char *hex) {
+    unsigned char digest[SHA256_BYTES];
+    sha256 hash;
+    if (strncmp(url, "https:", 6) == 0) return NULL;
+    fsti_sha256_begin(&hash);
+    if (size > 0) fsti_sha256_add(&hash, body, size);
+    fsti_sha256_end(&hash, digest);
+    fsti_sha256_hex(digest, hex);
+    return hex;
+}
+
+typedef struct small_call {
+    const char *method, *query, *body;
+    upload_step step;
+    uint32_t patience_ms;
+} small_call;
+
+/// A request about an upload, waited for. request->text is the caller's.
+static fst_status ask(upload_place *place, const small_call *call, net_request *request,
+                      fst_error *error) {
+    char hex[SHA256_HEX_BYTES];
+    char *url = add_query(place->url, call->query);
+    if (url == NULL) return fsti_error_memory(error, strlen(place->url));
+    size_t size = call->body == NULL ? 0 : strlen(call->body);
+    *request = (net_request){.method = call->method,
+                             .url = url,
+                             .name = place->name,
+                             .store = place->store,
+                             .body = call->body,
+                             .body_bytes = size,
+                             .body_hash = fsti_upload_hash(url, call->body, size, hex),
+                             .lines = fsti_upload_lines(place, call->step),
+                             .patience_ms = call->patience_ms,
+                             .text_bytes_max = ANSWER_BYTES_MAX,
+                             .stop = place->stop};
+    fsti_request_run(request);
+    fsti_net_count(&place->counts, &request->counts);
+    fsti_free(url);
+    if (request->status != FST_OK && error != NULL) *error = request->error;
+    return request->status;
+}
+
+static fst_status fail(const upload_place *place, const char *what, fst_error *error) {
+    fsti_error_place where = FSTI_NOWHERE;
+    where.file = place->name;
+    return fsti_error_set(error, FST_E_IO, where, "%s", what);
+}
+
+// ---- beginning ----
+
+fst_status fsti_upload_begin(upload_place *place, fst_error *error) {
+    char id[UPLOAD_ID_BYTES / 3];
+    if (is_azure(place->store)) return FST_OK; // blocks have names of their own
+    net_request request;
+    const small_call call = {.method = "POST", .query = "uploads", .body = ""};
+    FST_TRY(ask(place, &call, &request, error));
+    bool good = request.text != NULL &&
+                fsti_xml_find(request.text, request.text_bytes, "UploadId", id, sizeof id) &&
+                id[0] != '\0' &&
+                fsti_url_escape((url_part){id, strlen(id)}, false, place->id, sizeof place->id);
+    fsti_free(request.text);
+    return good ? FST_OK : fail(place, "the store began no upload, and did not say why", error);
+}
+
+// ---- parts ----
+
+/// A block's name, of the same size for all of them: BASE64 of twelve bytes.
+static void name_block(uint32_t part, char out[BLOCK_ID_BYTES]) {
+    // Digits of BASE64 that stand for bytes that stand for nothing but a number.
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    for (int i = (int)BLOCK_ID_BYTES - 2; i >= 0; i--, part /= 32) out[i] = digits[part % 32];
+    out[BLOCK_ID_BYTES - 1] = '\0';
+}
+
+char *fsti_upload_part_url(const upload_place *place, uint32_t part) {
+    char query[UPLOAD_ID_BYTES + 64], block[BLOCK_ID_BYTES];
+    name_block(part, block);
+    if (is_azure(place->store))
+        snprintf(query, sizeof query, "comp=block&blockid=%s", block);
+    else // names in order, as signatures want them
+        snprintf(query, sizeof query, "partNumber=%" PRIu32 "&uploadId=%s", part + 1, place->id);
+    return add_query(place->url, query);
+}
+
+bool fsti_upload_keep_mark(upload_place *place, uint32_t part, const char *etag) {
+    if (is_azure(place->store)) return true;
+    // It goes into XML as it is.
+    if (etag[0] == '\0' || strpbrk(etag, "<>&") != NULL) return false;
+    snprintf(place->marks[part], sizeof place->marks[part], "%s", etag);
+    return true;
+}
+
+// ---- the end ----
+
+/// The list of all parts, from fsti_alloc.
+static char *write_list(const upload_place *place) {
+    bool azure = is_azure(place->store);
+    size_t size = 128 + place->part_count * (ENTRY_BYTES + sizeof(upload_mark)), used;
+    char *text = fsti_alloc(size), block[BLOCK_ID_BYTES];
+    if (text == NULL) return NULL;
+    used = (size_t)snprintf(text, size, "%s",
+                            azure ? "<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>"
+                                  : "<CompleteMultipartUpload>");
+    for (uint32_t i = 0; i < place->part_count; i++) {
+        name_block(i, block);
+        int added = azure ? snprintf(text + used, size - used, "<Latest>%s</Latest>", block)
+                          : snprintf(text + used, size - used,
+                                     "<Part><PartNumber>%" PRIu32 "</PartNumber><ETag>%s</ETag>"
+                                     "</Part>",
+                                     i + 1, place->marks[i]);
+        used += (size_t)added;
+    }
+    snprintf(text + used, size - used, "%s", azure ? "</BlockList>" : "</CompleteMultipartUpload>");
+    return text;
+}
+
+/// S3 begins to answer 200 before it knows: what came of it says the body.
+static fst_status read_result(const upload_place *place, const net_request *request,
+                              fst_error *error) {
+    char code[64], text[160];
+    if (is_azure(place->store)) return FST_OK;
+    size_t size = request->text == NULL ? 0 : request->text_bytes;
+    const char *body = size == 0 ? "" : request->text;
+    if (memmem(body, size, "<CompleteMultipartUploadResult", 30) != NULL &&
+        memmem(body, size, "</CompleteMultipartUploadResult>", 32) != NULL)
+        return FST_OK;
+    if (memmem(body, size, "<Error", 6) == NULL)
+        return fail(place,
+                    "the store's answer (status 200) does not say whether it has joined "
+                    "the parts",
+                    error);
+    net_answer answer = {.status = 200};
+    fsti_answer_read_code(&answer, body, size);
+    bool is_told = answer.code[0] != '\0' && !fsti_store_knows(place->store, answer.code);
+    snprintf(code, sizeof code, "%s", is_told ? answer.code : "no code");
+    snprintf(text, sizeof text, "the store did not join the parts (status 200 with the error %s)",
+             code);
+    return fail(place, text, error);
+}
+
+/// Whether the object that is there now is as large as this one: a joining whose answer was lost
+/// leaves no upload to be joined again.
+static bool is_there(upload_place *place) {
+    net_request request = {.url = place->url,
+                           .name = place->name,
+                           .store = place->store,
+                           .method = "HEAD",
+                           .stop = place->stop};
+    fsti_request_run(&request);
+    fsti_net_count(&place->counts, &request.counts);
+    fsti_free(request.text);
+    return request.status == FST_OK && request.answer.length_bytes == place->size_bytes;
+}
+
+fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error) {
+    char query[UPLOAD_ID_BYTES + 16];
+    net_request request;
+    snprintf(query, sizeof query, "uploadId=%s", place->id);
+    char *list = write_list(place);
+    *unknown = false;
+    if (list == NULL) return fsti_error_memory(error, place->part_count * sizeof(upload_mark));
+    const small_call call = {.method = is_azure(place->store) ? "PUT" : "POST",
+                             .query = is_azure(place->store) ? "comp=blocklist" : query,
+                             .body = list,
+                             .step = UPLOAD_JOIN,
+                             .patience_ms = JOIN_PATIENCE_MS};
+    fst_status status = ask(place, &call, &request, error);
+    if (status == FST_OK) {
+        status = read_result(place, &request, error);
+        fsti_free(request.text);
+    } else if (status == FST_E_NOT_FOUND && request.counts.requests > 1 && is_there(place)) {
+        status = FST_OK;
+    } else {
+        *unknown = status == FST_E_IO || status == FST_E_CANCELLED;
+    }
+    fsti_free(list);
+    return status;
+}
+
+void fsti_upload_abort(upload_place *place) {
+    char query[UPLOAD_ID_BYTES + 16];
+    net_request request;
+    fst_error error = {0};
+    if (place->id[0] == '\0') return;
+    place->stop = NULL;
+    snprintf(query, sizeof query, "uploadId=%s", place->id);
+    const small_call call = {.method = "DELETE", .query = query};
+    fst_status status = ask(place, &call, &request, &error);
+    if (status == FST_OK) fsti_free(request.text);
+    if (status != FST_OK && status != FST_E_NOT_FOUND)
+        fsti_log(FST_LOG_WARNING, "parts of an upload stay at the store: %s", error.message);
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Objects of stores being made, as files are: what differs is here.
+#include <string.h>
+
+#include "output_private.h"
+
+bool fsti_output_is_object(const fsti_output *output) { return output->upload != NULL; }
+
+bool fsti_output_had_object(const fsti_output *output) { return output->target.had_object; }
+
+void fsti_output_stop(fsti_output *output) {
+    if (output->upload != NULL) fsti_upload_stop(output->upload);
+}
+
+void fsti_output_watch(fsti_output *output, fst_status (*watch)(void *, uint64_t, fst_error *),
+                       void *context) {
+    if (output->upload != NULL) fsti_upload_watch(output->upload, watch, context);
+}
+
+void fsti_output_describe(fsti_output *output, char *text, size_t size) {
+    text[0] = '\0';
+    if (output->upload != NULL) fsti_upload_describe(output->upload, text, size);
+}
+
+fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error) {
+    return fsti_address_refuse(
+        output->target.path, "an object is sent as it comes, and can't be filled in place", error);
+}
