@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores for tests, in memory: S3 (as Google speaks it, too) and Azure's; signatures are checked."""
+"""Stores for tests, in memory: S3 (as Google speaks it, too) and Azure's; signatures checked."""
 
 from __future__ import annotations
 

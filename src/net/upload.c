@@ -123,6 +123,7 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **
     fsti_upload *upload = NULL;
     FST_TRY(fsti_curl_open(&curl, error));
     fst_status status = make_upload(url, size_bytes, &upload, error);
+    if (upload == NULL) return status;
     if (status == FST_OK) {
         upload->place.store = upload->store;
         upload->place.url = upload->url;
@@ -271,11 +272,11 @@ static fst_status take_slot(fsti_upload *upload, uint32_t part, upload_slot **ou
 static fst_status put_piece(fsti_upload *upload, uint64_t offset, const char *data, size_t size,
                             fst_error *error) {
     uint32_t part = (uint32_t)(offset / upload->part_bytes);
-    upload_slot *slot;
+    upload_slot *slot = NULL;
     pthread_mutex_lock(&upload->lock);
     fst_status status = take_slot(upload, part, &slot, error);
     pthread_mutex_unlock(&upload->lock);
-    if (status != FST_OK) return status;
+    if (status != FST_OK || slot == NULL) return status;
     // It stays what it is until all of its bytes have come: also these.
     memcpy(slot->memory + offset % upload->part_bytes, data, size);
     pthread_mutex_lock(&upload->lock);

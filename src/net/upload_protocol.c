@@ -95,7 +95,7 @@ static fst_status fail(const upload_place *place, const char *what, fst_error *e
 fst_status fsti_upload_begin(upload_place *place, fst_error *error) {
     char id[UPLOAD_ID_BYTES / 3];
     if (is_azure(place->store)) return FST_OK; // blocks have names of their own
-    net_request request;
+    net_request request = {0};
     const small_call call = {.method = "POST", .query = "uploads", .body = ""};
     FST_TRY(ask(place, &call, &request, error));
     bool good = request.text != NULL &&
@@ -198,7 +198,7 @@ static bool is_there(upload_place *place) {
 
 fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error) {
     char query[UPLOAD_ID_BYTES + 16];
-    net_request request;
+    net_request request = {0};
     snprintf(query, sizeof query, "uploadId=%s", place->id);
     char *list = write_list(place);
     *unknown = false;
@@ -223,7 +223,7 @@ fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error
 
 void fsti_upload_abort(upload_place *place) {
     char query[UPLOAD_ID_BYTES + 16];
-    net_request request;
+    net_request request = {0};
     fst_error error = {0};
     if (place->id[0] == '\0') return;
     place->stop = NULL;
