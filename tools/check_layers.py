@@ -28,7 +28,7 @@ BELOW = {
     "transfer": {"base", "digest", "dtype", "format", "plan", "io", "memory", "gpu"},
     "loader": {"base", "digest", "dtype", "format", "plan", "io", "memory", "gpu", "model",
                "transfer"},
-    "save": {"base", "codec", "digest", "dtype", "format", "plan", "io", "output", "memory",
+    "save": {"base", "codec", "digest", "dtype", "format", "net", "plan", "io", "output", "memory",
              "gpu", "model"},
     "verify": {"base", "digest", "dtype", "format", "io", "memory", "model"},
     "api": {"base", "digest", "dtype", "format", "net", "io", "memory", "gpu", "model", "loader",

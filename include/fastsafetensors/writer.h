@@ -127,7 +127,7 @@ typedef struct fst_save_options {
 /// What a save did and why.
 typedef struct fst_save_stats {
     size_t struct_size; ///< sizeof(fst_save_stats), set by the caller
-    char engine[16];    ///< "buffered", "direct" or "uring"
+    char engine[16];    ///< "buffered", "direct" or "uring"; "http" at addresses
     char reason[256];
     uint32_t file_count;
     size_t tensor_count;
@@ -161,6 +161,8 @@ typedef struct fst_save_stats {
 /// symbolic link is followed; links inside of a set's folder are replaced. An existing file's
 /// owner, permissions and access list are kept; where the owner or group can't be, nobody gets more
 /// rights than before. A file that may not be written to, or that is no regular file, is an error.
+/// An address (s3://, gs://, az://) is saved to in parts (docs/remote.md): what needs files is
+/// FST_E_UNSUPPORTED, and a set of as many files as the one that is there replaces it file by file.
 /// On success *out is the caller's.
 FST_API FST_NODISCARD fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors,
                                                  size_t tensor_count,
