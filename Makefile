@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
+# Where meson finds ninja, and pip's builds find both.
+WITH_TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 RELEASE := build/release
 SOURCES := $(shell find src include python cli man meson.build meson_options.txt pyproject.toml \
 	README.md -type f -not -name '*.pyc' 2>/dev/null)
@@ -20,7 +22,7 @@ ifeq ($(MESON_GOOD),yes)
 MESON := $(SYSTEM_MESON)
 BUILD_READY :=
 else
-MESON := $(BIN)/meson
+MESON := $(WITH_TOOLS) $(BIN)/meson
 BUILD_READY := $(VENV)/.build-ready
 endif
 
@@ -75,7 +77,7 @@ $(RELEASE)/build.ninja: | $(BUILD_READY)
 # The package, built from the sources as they are now.
 $(VENV)/.package-ready: $(VENV)/.build-ready $(SOURCES)
 	@echo "building the Python package"
-	@$(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	@$(WITH_TOOLS) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 
 # ---- what people ask for ----

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "commands.h"
-#include "hash_library.h"
+#include "digest_model.h"
 #include "hash_store.h"
 #include "manifest_commands.h"
 #include "rewrite.h"
@@ -64,13 +64,14 @@ static int keep_digests(const hash_request *request, const char *text) {
 }
 
 static int hash_model(const hash_request *request) {
-    const digest_library *library = cli_digest_library(request->algorithm);
-    if (library == NULL) return EXIT_MISSING;
+    fst_digest digest = FST_DIGEST_XXH3_64;
+    if (!cli_digest_find(request->algorithm, &digest))
+        return cli_usage("hash", "unknown algorithm %s", request->algorithm);
     fst_model *model;
     fst_error error;
     char *text;
     if (fst_model_open(request->path, NULL, &model, &error) != FST_OK) return cli_fail(&error);
-    int code = cli_digest_model(model, library, &text);
+    int code = cli_digest_model(model, digest, &text);
     if (code == EXIT_GOOD && request->embed != NULL)
         code = embed_digests(model, request, text);
     else if (code == EXIT_GOOD && request->write)
@@ -139,8 +140,6 @@ static int run(const cli_command *command, char **argv) {
     if (request.manifest.target != NULL || request.manifest.keep != NULL ||
         request.manifest.tensors || request.manifest.chunk_bytes != 0)
         return cli_usage("hash", "--output, --keep, --chunk and --tensors are of --manifest");
-    if (strcmp(request.algorithm, "xxh3") != 0 && strcmp(request.algorithm, "sha256") != 0)
-        return cli_usage("hash", "%s is of --manifest", request.algorithm);
     if (request.write && cli_is_input(request.path))
         return cli_usage("hash", "standard input has no place for digests beside it: no --write");
     return hash_model(&request);
@@ -148,8 +147,8 @@ static int run(const cli_command *command, char **argv) {
 
 static const cli_option options[] = {
     {'a', "algorithm", "NAME", algorithms,
-     "xxh3 (default, needs libxxhash) or sha256 (needs libcrypto); a file's sha256 is what "
-     "sha256sum prints; with --manifest xxh3-128 (default), blake3 or sha256",
+     "xxh3 (default, 64 bits), xxh3-128, blake3 or sha256 (needs libcrypto; a file's is what "
+     "sha256sum prints); with --manifest xxh3-128 (default), blake3 or sha256",
      0},
     {'m', "manifest", NULL, NULL,
      "write digests of every chunk, which loads are verified by: PATH.manifest, or of a folder "

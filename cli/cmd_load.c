@@ -98,7 +98,25 @@ static const struct {
                 {"chunks", offsetof(fst_load_stats, chunk_count)}};
 #undef COUNTER
 
-static void print_json(const fst_load_stats *s, double seconds) {
+/// What the bytes were held against, in the order of the library's numbers.
+static const char *const sources[] = {"manifest", "bundle", "sums", "hub", "sidecar", "tensors"};
+
+static void print_verification(const fst_model *model) {
+    fst_verification found = FST_STRUCT_INIT(fst_verification);
+    if (fst_model_verification(model, &found, NULL) != FST_OK || found.manifest == NULL) return;
+    const char *source = sources[found.source], *digest = fst_digest_name(found.digest);
+    if (cli_wants_json()) {
+        printf(", \"verified_by\": \"%s\", \"digest\": \"%s\", \"verified_with\": ", source,
+               digest);
+        cli_print_json(found.manifest, strlen(found.manifest));
+    } else {
+        printf("  held against ");
+        cli_print_path(found.manifest);
+        printf(" (%s, %s)\n", source, digest);
+    }
+}
+
+static void print_json(const fst_model *model, const fst_load_stats *s, double seconds) {
     printf("{\"seconds\": %.6f, \"mode\": \"%s\", \"engine\": \"%s\", \"reason\": ", seconds,
            s->mode, s->engine);
     cli_print_json(s->reason, strlen(s->reason));
@@ -108,10 +126,11 @@ static void print_json(const fst_load_stats *s, double seconds) {
         memcpy(&value, (const char *)s + counters[i].at, sizeof value);
         printf(", \"%s\": %" PRIu64, counters[i].name, value);
     }
+    print_verification(model);
     printf("}\n");
 }
 
-static void print_stats(const fst_load_stats *s, double seconds) {
+static void print_stats(const fst_model *model, const fst_load_stats *s, double seconds) {
     char requested[16], read[16], copied[16], buffers[16];
     // Views of the file have moved nothing: a speed would be one of nothing.
     bool moved = strcmp(s->mode, "map") != 0;
@@ -133,6 +152,7 @@ static void print_stats(const fst_load_stats *s, double seconds) {
                " launches, %s read there\n",
                cli_size_text(s->device_bytes, requested), s->device_copies, s->device_launches,
                cli_size_text(s->gds_bytes, read));
+    print_verification(model);
 }
 
 /// Takes every tensor as it arrives, so that a budget is honoured, and lets it go.
@@ -173,7 +193,7 @@ static int load_once(fst_model *model, load_request *request) {
         return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
     if (request->options.convert && stats.bytes_converted == 0 && stats.bytes_requested > 0)
         cli_say_unconverted(request->options.dtype);
-    (cli_wants_json() ? print_json : print_stats)(&stats, seconds);
+    (cli_wants_json() ? print_json : print_stats)(model, &stats, seconds);
     return EXIT_GOOD;
 }
 
@@ -218,7 +238,9 @@ static const cli_option options[] = {
     {'t', "threads", "N", NULL, "threads (by the machine)", 0},
     {'b', "budget", "SIZE", NULL, "stream within this much memory (64M, 2GiB)", 0},
     {'r', "repeat", "N", NULL, "load N times", 0},
-    {'v', "verify", NULL, NULL, "hold all bytes against the manifest beside the model", 0},
+    {'v', "verify", NULL, NULL,
+     "hold all bytes against the manifest beside the model, or what else says what they should be",
+     0},
     CLI_LENIENT_OPTION(0),
     {0},
 };

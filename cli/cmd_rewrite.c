@@ -100,9 +100,9 @@ static int check_packing(const rewrite_request *request, bool is_torch_file) {
     if (!compress && !request->decompress) return EXIT_GOOD;
     if (compress && request->decompress)
         return cli_usage(name, "--compress and --decompress exclude each other");
-    if (cli_is_output(plan->target) || is_torch_file || plan->dry_run)
-        return cli_usage(name, "--%s takes no standard output, torch file or --dry-run",
-                         compress ? "compress" : "decompress");
+    if (cli_is_output(plan->target) || plan->dry_run || (request->decompress && is_torch_file))
+        return cli_usage(name, "--%s takes no standard output%s or --dry-run",
+                         compress ? "compress" : "decompress", compress ? "" : ", torch file");
     bool has_more = plan->convert || plan->glob_count > 0 || plan->save.alignment_bytes > 0 ||
                     plan->save.order != FST_SAVE_ORDER_REFERENCE || request->open_flags != 0;
     if (request->decompress && has_more)
@@ -112,15 +112,12 @@ static int check_packing(const rewrite_request *request, bool is_torch_file) {
 }
 
 /// A manifest is made by the save that writes a file beside which it is to lie.
-static int check_manifest(const rewrite_request *request, bool is_torch_file) {
+static int check_manifest(const rewrite_request *request) {
     const rewrite_plan *plan = &request->plan;
     if (plan->save.manifest == NULL) return EXIT_GOOD;
     if (cli_is_output(plan->target) || plan->dry_run)
         return cli_usage(request->command->name,
                          "--manifest takes no standard output or --dry-run");
-    if (is_torch_file)
-        return cli_usage(request->command->name, "--manifest takes no torch file: let 'hash "
-                                                 "--manifest' make it of the result");
     return EXIT_GOOD;
 }
 
@@ -184,7 +181,7 @@ static int run(const cli_command *command, char **argv) {
     request.plan.globs = request.globs;
     bool is_torch_file = command == &convert_command && cli_is_torch_file(request.sources[0]);
     if ((code = check_packing(&request, is_torch_file)) != EXIT_GOOD) return code;
-    if ((code = check_manifest(&request, is_torch_file)) != EXIT_GOOD) return code;
+    if ((code = check_manifest(&request)) != EXIT_GOOD) return code;
     if (is_torch_file && request.open_flags != 0)
         return cli_usage("convert", "--lenient is for safetensors files");
     if (is_torch_file) return cli_convert_torch_file(request.sources[0], &request.plan);

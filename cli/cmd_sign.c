@@ -23,7 +23,10 @@ static int run(const cli_command *command, char **argv) {
     if (files.bundle != NULL && cli_is_output(files.bundle))
         return cli_usage("sign", "a bundle is a file: --output takes no -");
     files.folder = operands.words[0];
-    if (fst_bundle_sign(&files, &stats, &error) != FST_OK) {
+    files.progress = cli_progress_begin();
+    fst_status status = fst_bundle_sign(&files, &stats, &error);
+    cli_progress_end(status == FST_OK);
+    if (status != FST_OK) {
         code = cli_fail(&error);
         return error.status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
     }
@@ -59,6 +62,7 @@ const cli_command sign_command = {
     .operand_max = 1,
     .inputs = INPUTS_NONE,
     .has_json = true,
+    .has_progress = true,
     .take = take,
     .run = run,
 };

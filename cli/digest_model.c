@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hash_library.h"
+#include "digest_model.h"
 #include "rewrite.h"
 
 #define PIECE_BYTES ((uint64_t)16 << 20)
@@ -13,15 +13,24 @@
 
 typedef struct digest_job {
     fst_model *model;
-    const digest_library *library;
+    fst_digest digest;
     fst_request_item *items;
     size_t item_count, item_capacity;
     uint64_t *numbers;
     size_t number_count, number_capacity;
     size_t tensor; ///< that is being cut
     FILE *out;
-    void *file_state;
+    fst_digest_state *file_state;
 } digest_job;
+
+bool cli_digest_find(const char *name, fst_digest *out) {
+    for (int digest = 0; digest <= (int)FST_DIGEST_XXH3_64; digest++)
+        if (strcmp(name, fst_digest_name((fst_digest)digest)) == 0) {
+            *out = (fst_digest)digest;
+            return true;
+        }
+    return false;
+}
 
 static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
                        uint64_t first_element) {
@@ -79,7 +88,7 @@ static int add_gap(digest_job *job, const fst_file_info *info, uint64_t begin, u
     while (good && begin < end) {
         size_t wanted = end - begin < sizeof bytes ? (size_t)(end - begin) : sizeof bytes;
         good = fread(bytes, 1, wanted, file) == wanted;
-        if (good) cli_digest_update(job->library, job->file_state, bytes, wanted);
+        if (good && fst_digest_update(job->file_state, bytes, wanted, NULL) != FST_OK) good = false;
         begin += wanted;
     }
     if (file != NULL) fclose(file);
@@ -88,58 +97,91 @@ static int add_gap(digest_job *job, const fst_file_info *info, uint64_t begin, u
                       info->path);
 }
 
+/// Ends a digest and writes its line.
+static fst_status put_line(digest_job *job, const char *kind, fst_digest_state *state,
+                           fst_error *error) {
+    unsigned char digest[FST_DIGEST_BYTES_MAX];
+    size_t size = 0;
+    fst_status status = fst_digest_end(state, digest, &size, error);
+    if (status != FST_OK) return status;
+    fprintf(job->out, "%s ", kind);
+    for (size_t i = 0; i < size; i++) fprintf(job->out, "%02x", digest[i]);
+    fputc(' ', job->out);
+    return FST_OK;
+}
+
+/// The next piece of a tensor, which is digested by its own state and by the file's.
+static fst_status add_piece(digest_job *job, fst_loader *loader, fst_digest_state *state,
+                            uint64_t *left, fst_error *error) {
+    fst_tensor *tensor;
+    fst_tensor_view view;
+    fst_status status = fst_loader_next(loader, -1, &tensor, error);
+    if (status != FST_OK) return status;
+    status = fst_tensor_view_get(tensor, &view, error);
+    if (status == FST_OK) status = fst_digest_update(state, view.data, view.size_bytes, error);
+    if (status == FST_OK)
+        status = fst_digest_update(job->file_state, view.data, view.size_bytes, error);
+    if (status == FST_OK) *left -= view.size_bytes;
+    fst_tensor_unref(tensor);
+    return status;
+}
+
 /// Digests one tensor, whose pieces come next in the stream.
 static fst_status add_tensor(digest_job *job, fst_loader *loader, const fst_tensor_info *info,
                              fst_error *error) {
-    void *state = cli_digest_begin(job->library);
-    char text[DIGEST_TEXT_MAX];
-    fst_status status = FST_OK;
-    for (uint64_t left = info->size_bytes; left > 0 && status == FST_OK;) {
-        fst_tensor *tensor;
-        fst_tensor_view view;
-        status = fst_loader_next(loader, -1, &tensor, error);
-        if (status != FST_OK) break;
-        status = fst_tensor_view_get(tensor, &view, error);
-        if (status == FST_OK) {
-            cli_digest_update(job->library, state, view.data, view.size_bytes);
-            cli_digest_update(job->library, job->file_state, view.data, view.size_bytes);
-            left -= view.size_bytes;
-        }
-        fst_tensor_unref(tensor);
+    fst_digest_state *state;
+    fst_status status = fst_digest_begin(job->digest, &state, error);
+    if (status != FST_OK) return status;
+    for (uint64_t left = info->size_bytes; left > 0 && status == FST_OK;)
+        status = add_piece(job, loader, state, &left, error);
+    if (status != FST_OK) {
+        fst_digest_drop(state);
+        return status;
     }
-    cli_digest_end(job->library, state, text);
-    fprintf(job->out, "tensor %s ", text);
+    status = put_line(job, "tensor", state, error);
+    if (status != FST_OK) return status;
     cli_put_json(job->out, info->name, info->name_size);
     fputc('\n', job->out);
-    return status;
+    return FST_OK;
+}
+
+/// The file's bytes in order: its tensors, from *tensor on, and what lies around them.
+static int add_bytes(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
+    fst_file_info info;
+    fst_tensor_info next;
+    fst_error error;
+    uint64_t at = 0;
+    int code = EXIT_GOOD;
+    if (fst_model_file_info(job->model, file, &info, &error) != FST_OK) return cli_fail(&error);
+    while (code == EXIT_GOOD && *tensor < fst_model_tensor_count(job->model) &&
+           fst_model_tensor_info(job->model, *tensor, &next, &error) == FST_OK &&
+           next.file_index == file) {
+        code = add_gap(job, &info, at, next.file_offset);
+        if (code == EXIT_GOOD && add_tensor(job, loader, &next, &error) != FST_OK)
+            code = cli_fail(&error);
+        at = next.file_offset + next.size_bytes;
+        ++*tensor;
+    }
+    return code == EXIT_GOOD ? add_gap(job, &info, at, info.size_bytes) : code;
 }
 
 static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
     fst_file_info info;
     fst_error error;
-    char text[DIGEST_TEXT_MAX];
-    if (fst_model_file_info(job->model, file, &info, &error) != FST_OK) return cli_fail(&error);
-    job->file_state = cli_digest_begin(job->library);
-    int code = EXIT_GOOD;
-    uint64_t at = 0;
-    fst_tensor_info tensor_info;
-    while (code == EXIT_GOOD && *tensor < fst_model_tensor_count(job->model) &&
-           fst_model_tensor_info(job->model, *tensor, &tensor_info, &error) == FST_OK &&
-           tensor_info.file_index == file) {
-        code = add_gap(job, &info, at, tensor_info.file_offset);
-        if (code == EXIT_GOOD && add_tensor(job, loader, &tensor_info, &error) != FST_OK)
-            code = cli_fail(&error);
-        at = tensor_info.file_offset + tensor_info.size_bytes;
-        ++*tensor;
+    if (fst_model_file_info(job->model, file, &info, &error) != FST_OK ||
+        fst_digest_begin(job->digest, &job->file_state, &error) != FST_OK)
+        return cli_fail(&error);
+    int code = add_bytes(job, loader, file, tensor);
+    if (code != EXIT_GOOD) {
+        fst_digest_drop(job->file_state);
+        return code;
     }
-    if (code == EXIT_GOOD) code = add_gap(job, &info, at, info.size_bytes);
-    cli_digest_end(job->library, job->file_state, text);
+    if (put_line(job, "file", job->file_state, &error) != FST_OK) return cli_fail(&error);
     const char *slash = strrchr(info.path, '/');
     const char *name = slash == NULL ? info.path : slash + 1;
-    fprintf(job->out, "file %s ", text);
     cli_put_json(job->out, name, strlen(name));
     fputc('\n', job->out);
-    return code;
+    return EXIT_GOOD;
 }
 
 static int digest_all(digest_job *job) {
@@ -158,7 +200,7 @@ static int digest_all(digest_job *job) {
         return cli_fail(&error);
     int code = EXIT_GOOD;
     size_t tensor = 0;
-    fprintf(job->out, "fastsafetensors-digest 1 %s\n", cli_digest_name(job->library));
+    fprintf(job->out, "fastsafetensors-digest 1 %s\n", fst_digest_name(job->digest));
     for (size_t f = 0; f < fst_model_file_count(job->model) && code == EXIT_GOOD; f++)
         code = digest_file(job, loader, f, &tensor);
     fst_loader_close(loader);
@@ -166,12 +208,24 @@ static int digest_all(digest_job *job) {
     return code;
 }
 
-int cli_digest_model(fst_model *model, const digest_library *library, char **text) {
+/// Whether the digest can be had at all; an exit code, after saying what is missing.
+static int check_digest(fst_digest digest) {
+    fst_digest_state *state;
+    fst_error error;
+    fst_status status = fst_digest_begin(digest, &state, &error);
+    if (status != FST_OK && cli_fail(&error) != EXIT_GOOD)
+        return status == FST_E_UNSUPPORTED ? EXIT_MISSING : EXIT_UNREADABLE;
+    fst_digest_drop(state);
+    return EXIT_GOOD;
+}
+
+int cli_digest_model(fst_model *model, fst_digest digest, char **text) {
     size_t size;
-    digest_job job = {.model = model, .library = library};
+    digest_job job = {.model = model, .digest = digest};
     *text = NULL;
+    int code = check_digest(digest);
+    if (code != EXIT_GOOD) return code;
     job.out = open_memstream(text, &size);
-    int code = EXIT_UNREADABLE;
     if (job.out == NULL || !cut_tensors(&job))
         code = cli_no_memory();
     else

@@ -274,8 +274,11 @@ int hash_gather(const char *path, fst_model *model, hash_check *check) {
     *check = (hash_check){.kept = read_sidecar(path)};
     find_algorithm(model, check->kept, check->algorithm, sizeof check->algorithm);
     if (check->algorithm[0] == '\0') return EXIT_GOOD;
-    const digest_library *library = cli_digest_library(check->algorithm);
-    return library == NULL ? EXIT_MISSING : cli_digest_model(model, library, &check->found);
+    fst_digest digest;
+    if (!cli_digest_find(check->algorithm, &digest))
+        return cli_refuse(EXIT_MISSING, "Unsupported", "digests by '%s' are not known here",
+                          check->algorithm);
+    return cli_digest_model(model, digest, &check->found);
 }
 
 int hash_compare(const char *path, const fst_model *model, const hash_check *check, bool quiet) {

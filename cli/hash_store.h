@@ -3,7 +3,7 @@
 #ifndef CLI_HASH_STORE_H
 #define CLI_HASH_STORE_H
 
-#include "hash_library.h"
+#include "digest_model.h"
 
 /// Writes the text of cli_digest_model() to "<path>.digest", in one step. Returns an exit code.
 int hash_sidecar_write(const char *path, const char *text);

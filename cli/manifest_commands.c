@@ -26,8 +26,10 @@ int manifest_make(const char *path, const manifest_request *request) {
     options.keep = request->keep;
     options.flags = request->tensors ? FST_MANIFEST_TENSORS : 0;
     if (request->sums) options.flags |= FST_MANIFEST_SUMS;
-    if (fst_manifest_write(path, request->target, &options, &stats, &error) != FST_OK)
-        return fail(&error);
+    options.progress = cli_progress_begin();
+    fst_status status = fst_manifest_write(path, request->target, &options, &stats, &error);
+    cli_progress_end(status == FST_OK);
+    if (status != FST_OK) return fail(&error);
     double seconds = (double)stats.total_ns / 1e9;
     char size[16];
     if (cli_wants_json())
@@ -53,6 +55,7 @@ static void tell_difference(void *context, const fst_error *difference) {
         cli_print_error_json(difference);
     } else {
         char message[sizeof difference->message];
+        cli_progress_end(false); // its line; the next one is drawn anew
         snprintf(message, sizeof message, "%s", difference->message);
         printf("%s\n", message);
     }
@@ -103,8 +106,14 @@ int manifest_verify(const char *path, const char *manifest, bool quiet) {
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
     difference_list list = {0};
     fst_error error;
+    fst_check_options options = {.struct_size = sizeof options,
+                                 .manifest = manifest,
+                                 .callback = tell_difference,
+                                 .context = &list,
+                                 .progress = cli_progress_begin()};
     begin_answer(path);
-    fst_status status = fst_manifest_check(path, manifest, tell_difference, &list, &stats, &error);
+    fst_status status = fst_manifest_check(path, &options, &stats, &error);
+    cli_progress_end(status == FST_OK);
     return finish_answer(&(check_answer){.path = path,
                                          .words = "as its manifest says",
                                          .status = status,
@@ -114,12 +123,16 @@ int manifest_verify(const char *path, const char *manifest, bool quiet) {
                                          .quiet = quiet});
 }
 
-int signature_verify(const fst_bundle_files *files, bool quiet) {
+int signature_verify(fst_bundle_files *files, bool quiet) {
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
     difference_list list = {0};
     fst_error error;
     begin_answer(files->folder);
-    fst_status status = fst_bundle_check(files, tell_difference, &list, &stats, &error);
+    files->callback = tell_difference;
+    files->context = &list;
+    files->progress = cli_progress_begin();
+    fst_status status = fst_bundle_check(files, &stats, &error);
+    cli_progress_end(status == FST_OK);
     return finish_answer(&(check_answer){.path = files->folder,
                                          .words = "as it was signed",
                                          .status = status,

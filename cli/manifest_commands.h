@@ -21,6 +21,6 @@ int manifest_make(const char *path, const manifest_request *request);
 int manifest_verify(const char *path, const char *manifest, bool quiet);
 
 /// Holds a folder against a signed bundle and tells what differs; an exit code.
-int signature_verify(const fst_bundle_files *files, bool quiet);
+int signature_verify(fst_bundle_files *files, bool quiet);
 
 #endif

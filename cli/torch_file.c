@@ -89,6 +89,9 @@ static void clean_python_path(void) {
     free(clean);
 }
 
+/// In the order of the library's numbers.
+static const char *const compress_words[] = {"none", "float", "all"};
+
 /// What the plan says, for Python: to be freed; NULL without memory.
 static char *describe_plan(const rewrite_plan *plan) {
     char *text = NULL;
@@ -97,6 +100,9 @@ static char *describe_plan(const rewrite_plan *plan) {
     if (out == NULL) return NULL;
     fputc('{', out);
     if (plan->convert) fprintf(out, "\"dtype\": \"%s\", ", fst_dtype_name(plan->dtype));
+    if (plan->save.manifest != NULL)
+        fprintf(out, "\"manifest\": \"%s\", ", fst_digest_name(plan->save.digest));
+    fprintf(out, "\"compress\": \"%s\", ", compress_words[plan->save.compress]);
     fprintf(out,
             "\"alignment\": %" PRIu64 ", \"order\": \"%s\", \"engine\": \"%s\", "
             "\"promise\": \"%s\", \"dry_run\": %s, \"to_pipe\": %s, \"as_json\": %s}",

@@ -10,6 +10,7 @@
 #define FASTSAFETENSORS_VERIFY_H
 
 #include "base.h"
+#include "loader.h"
 #include "model.h"
 
 #ifdef __cplusplus
@@ -30,6 +31,29 @@ typedef enum fst_digest {
 
 /// "xxh3-128", "blake3", "sha256", "xxh3"; "unknown" for numbers that are none.
 FST_API const char *fst_digest_name(fst_digest digest);
+
+// ---- digests of bytes ----
+
+/// A digest in progress: of one thread at a time.
+typedef struct fst_digest_state fst_digest_state;
+
+/// The most bytes that a digest has.
+#define FST_DIGEST_BYTES_MAX 32
+
+/// Begins a digest of bytes that come in pieces; *out is to be ended. FST_E_UNSUPPORTED without the
+/// library that FST_DIGEST_SHA256 needs, FST_E_NO_MEMORY.
+FST_API FST_NODISCARD fst_status fst_digest_begin(fst_digest digest, fst_digest_state **out,
+                                                  fst_error *error);
+/// The next `size_bytes` bytes; `bytes` may be NULL where there are none.
+FST_API FST_NODISCARD fst_status fst_digest_update(fst_digest_state *state, const void *bytes,
+                                                   size_t size_bytes, fst_error *error);
+/// Ends it and frees the state, also where that fails. `digest`: FST_DIGEST_BYTES_MAX bytes of room
+/// for the digest (XXH3's in its canonical order, big-endian), *size_bytes of it.
+FST_API FST_NODISCARD fst_status fst_digest_end(fst_digest_state *state, unsigned char *digest,
+                                                size_t *size_bytes, fst_error *error);
+
+/// Frees a state whose digest is not wanted any more; NULL does nothing.
+FST_API void fst_digest_drop(fst_digest_state *state);
 
 /// What a model is held against. All but a manifest says something of whole files, or of tensors:
 /// each file is read once when it is opened, through the descriptor that it is loaded from, held
@@ -83,6 +107,11 @@ typedef struct fst_manifest_options {
     /// seconds before their manifest was begun, and copies, are read. FST_E_ARGUMENT for one of
     /// another digest or chunk_bytes.
     const char *keep;
+    /// Tells of bytes that were digested, of how many; tensors are 0 of 0. One call at a time, from
+    /// threads of the work; it must not call the library. Not 0: FST_E_CANCELLED, and nothing is
+    /// made. NULL: nobody is told.
+    fst_progress_callback progress;
+    void *progress_context;
 } fst_manifest_options;
 
 /// What making or checking a manifest took. struct_size is set by the caller.
@@ -109,18 +138,28 @@ FST_API FST_NODISCARD fst_status fst_manifest_write(const char *path, const char
 /// One call at a time, from threads of the check; it must not call the library.
 typedef void (*fst_manifest_callback)(void *context, const fst_error *difference);
 
-/// Reads every file that `manifest` (NULL: the one that FST_OPEN_VERIFY finds) lists for the model
-/// at `path` and tells each difference: files that are missing, sizes, each chunk that differs.
-/// FST_OK when there is none, FST_E_DIGEST when there was one. With a `manifest` other than NULL,
-/// `path` may be a folder without a model. That may be a list that sha256sum has made as well:
-/// names in it are relative to the model's folder.
-FST_API FST_NODISCARD fst_status fst_manifest_check(const char *path, const char *manifest,
-                                                    fst_manifest_callback callback, void *context,
+typedef struct fst_check_options {
+    size_t struct_size; ///< sizeof(fst_check_options)
+    /// NULL: the one that FST_OPEN_VERIFY finds. May be a list that sha256sum has made: names in it
+    /// are relative to the model's folder.
+    const char *manifest;
+    fst_manifest_callback callback; ///< is told of differences; NULL: nobody is
+    void *context;                  ///< of `callback`
+    fst_progress_callback progress; ///< as fst_manifest_options.progress
+    void *progress_context;
+} fst_check_options;
+
+/// Reads every file that the manifest lists for the model at `path` and tells each difference:
+/// files that are missing, sizes, each chunk that differs. FST_OK when there is none, FST_E_DIGEST
+/// when there was one. With options->manifest, `path` may be a folder without a model. `options`
+/// and `stats` may be NULL.
+FST_API FST_NODISCARD fst_status fst_manifest_check(const char *path,
+                                                    const fst_check_options *options,
                                                     fst_manifest_stats *stats, fst_error *error);
 
 // ---- signatures: OpenSSF model signing 1.0 with a key ----
 
-/// The paths that signing and its check are about.
+/// What signing and its check are about.
 typedef struct fst_bundle_files {
     size_t struct_size; ///< sizeof(fst_bundle_files)
     const char *folder; ///< whose files, and those of the folders below, are signed
@@ -130,6 +169,10 @@ typedef struct fst_bundle_files {
     /// (FST_E_SIGNATURE for another), or NULL. What it says of a file stands as an older manifest's
     /// word does (fst_manifest_options.keep), and the file is not read.
     const char *keep;
+    fst_manifest_callback callback; ///< of fst_bundle_check(): is told of differences; or NULL
+    void *context;                  ///< of `callback`
+    fst_progress_callback progress; ///< as fst_manifest_options.progress
+    void *progress_context;
 } fst_bundle_files;
 
 /// Signs a folder with a private key. The bundle is what the model_signing package verifies: a
@@ -144,7 +187,6 @@ FST_API FST_NODISCARD fst_status fst_bundle_sign(const fst_bundle_files *files,
 /// FST_E_SIGNATURE before any file is read, FST_E_DIGEST after. Bundles that were signed by
 /// certificates, or list shards, are FST_E_SIGNATURE, too: model_signing knows them.
 FST_API FST_NODISCARD fst_status fst_bundle_check(const fst_bundle_files *files,
-                                                  fst_manifest_callback callback, void *context,
                                                   fst_manifest_stats *stats, fst_error *error);
 
 #ifdef __cplusplus

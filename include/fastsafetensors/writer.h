@@ -118,8 +118,9 @@ typedef struct fst_save_options {
     /// A manifest (verify.h) of what is saved, made of the bytes as they are written and published
     /// with them: its path, or "" for the place where FST_OPEN_VERIFY looks for it. NULL: none is
     /// made. Either way a manifest of the old model at that place goes with it: none is ever there
-    /// that a model which is whole does not fit. It lists the files of the save. FST_E_UNSUPPORTED
-    /// with others_write, for what is handed over, and without libcrypto for SHA-256.
+    /// that a model which is whole does not fit. It lists the files of the save. With others_write
+    /// the files are read for it when they are committed. FST_E_UNSUPPORTED for what is handed over
+    /// to be published (fst_publish_options.manifest), and without libcrypto for SHA-256.
     const char *manifest;
     fst_digest digest; ///< of the manifest
 } fst_save_options;
@@ -291,8 +292,9 @@ FST_API FST_NODISCARD fst_status fst_file_compress(const char *path, const char 
                                                    const fst_pack_options *options,
                                                    fst_save_stats *stats, fst_error *error);
 
-/// Writes the file that the compressed file `path` was made from, byte for byte, to `target`.
-/// FST_E_ARGUMENT for a file that is not compressed, FST_E_CORRUPT for one that is damaged.
+/// Writes the file that the compressed file `path` was made from, byte for byte, to `target`; of a
+/// plain file, which compressing makes of one that does not shrink, a copy. FST_E_CORRUPT for one
+/// that is damaged.
 FST_API FST_NODISCARD fst_status fst_file_decompress(const char *path, const char *target,
                                                      const fst_pack_options *options,
                                                      fst_save_stats *stats, fst_error *error);
@@ -330,6 +332,10 @@ typedef struct fst_publish_options {
     /// stays only where the set had one; files of other counts stay.
     int without_index;
     const char *stem; ///< NULL: "model"
+    /// A manifest of the set, which is read for it, as fst_save_options.manifest: NULL makes none,
+    /// and takes that of the old model away. Not without_index.
+    const char *manifest;
+    fst_digest digest; ///< of the manifest
 } fst_publish_options;
 
 /// Publishes files that were handed over, in this order, as one set of the folder that they lie in:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from ._command import ask_command
 from ._types import Path
 
+_ALGORITHMS = ("xxh3", "xxh3-128", "blake3", "sha256")
+
 
 @dataclass(frozen=True)
 class Digests:
-    """Hexadecimal digests: tensors by name, files by name; algorithm: "xxh3" or "sha256"."""
+    """Hexadecimal digests: tensors by name, files by name; algorithm: as asked for."""
 
     algorithm: str
     tensors: dict[str, str]
@@ -40,8 +42,8 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
 
     Args:
         filename: a file, an index or a folder.
-        algorithm: "xxh3", or "sha256", of which a file's is what sha256sum prints. They need
-            libxxhash or libcrypto on the machine.
+        algorithm: "xxh3" (of 64 bits), "xxh3-128", "blake3", or "sha256", of which a file's is what
+            sha256sum prints and which needs libcrypto on the machine.
         write: keep them beside the model, for verify_file(digests=True).
 
     Returns:
@@ -52,8 +54,8 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
         SafetensorError: a bad file, or an algorithm whose library is not there.
         OSError: of its kind, for what the system refuses.
     """
-    if algorithm not in ("xxh3", "sha256"):
-        raise ValueError(f"unknown algorithm {algorithm!r}: there are 'xxh3' and 'sha256'")
+    if algorithm not in _ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}: there are {', '.join(_ALGORITHMS)}")
     ask = ("hash", "--json", "--no-progress", "--algorithm", algorithm)
     if not write:
         answer = ask_command(*ask, "--", _plain_path(filename))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ._agreement import Agreement
@@ -22,6 +22,7 @@ class SetPlace:
     stem: str
     durable: bool
     without_index: bool = False
+    manifest: Mapping[str, Any] = field(default_factory=dict)  # of manifest_options()
 
 
 def _hand_over(writers: Mapping[int, Writer]) -> dict[int, str]:
@@ -59,7 +60,8 @@ def publish_together(
     if pg.rank() == 0:
         paths = [os.path.join(place.folder, every[str(at)]) for at in range(len(every))]
         try:
-            publish_set(place.folder, paths, place.stem, place.durable, place.without_index)
+            publish_set(place.folder, paths, place.stem, place.durable, place.without_index,
+                        place.manifest.get("manifest"), place.manifest.get("digest", "xxh3-128"))
         except Exception as failure:
             error = failure
     agreement.agree("the new names", error=error)

@@ -19,7 +19,9 @@ from typing import Any
 from ._agreement import Agreement
 from ._core import Writer
 from ._publish import SetPlace, publish_together
+from ._saving import manifest_options
 from ._torch_state import check_tensors, make_rows
+from ._types import Path
 from .v05.frameworks import get_framework_op
 
 __all__ = ["save_on_ranks"]
@@ -42,6 +44,7 @@ def save_on_ranks(
     metadata: dict[str, str] | None = None,
     *,
     durable: bool = False,
+    manifest: bool | Path = False,
     timeout: float | None = None,
 ) -> str:
     """Save tensors of all ranks as one sharded model.
@@ -57,6 +60,7 @@ def save_on_ranks(
         group: a torch.distributed group, None: alone.
         metadata: of every file; without it, {"format": "pt"}.
         durable: wait until files and folder are on the device.
+        manifest: as in save_file, of the set; rank 0 reads the files of all for it.
         timeout: seconds to wait for other ranks, None: the group's own.
 
     Returns:
@@ -78,7 +82,10 @@ def save_on_ranks(
         mine = [[key, tensor.nbytes] for key, tensor in tensors.items()]
     except Exception as error:
         failure = error
-    agreement.agree("a sharded save", [f"{ranks} files", f"metadata {metadata}"], failure)
+    options = manifest_options(manifest)
+    agreement.agree("a sharded save", [f"{ranks} files", f"metadata {metadata}",
+                                       f"manifest {options}"], failure)
+    made = SetPlace(str(place), "model", durable, manifest=options)
     every = [json.loads(text) for text in pg.exchange_texts(json.dumps(mine), "the names")]
     writers: dict[int, Writer] = {}
     try:
@@ -91,7 +98,7 @@ def save_on_ranks(
                 promise="durable" if durable else "quick", owners=owners, replace_link=True)
         except Exception as error:
             failure = error
-        publish_together(pg, agreement, writers, SetPlace(str(place), "model", durable), failure)
+        publish_together(pg, agreement, writers, made, failure)
     finally:
         for writer in writers.values():
             writer.close()

@@ -28,6 +28,8 @@ class Options:
     order: str = "reference"
     engine: str = "auto"
     promise: str = "durable"
+    compress: str = "none"
+    manifest: str | None = None  # by which algorithm
     dry_run: bool = False
     to_pipe: bool = False
     as_json: bool = False
@@ -123,7 +125,7 @@ def _read(source: str, select: tuple[str, ...]) -> dict[str, Any]:
 def _write(target: str, tensors: dict[str, Any], tied: dict[str, str], options: Options) -> Any:
     """Write the target; return the statistics, None of a pipe."""
     from ._core import serialize
-    from ._saving import save_rows, with_ties
+    from ._saving import manifest_options, save_rows, with_ties
     from ._torch_state import make_rows
 
     rows, owners = make_rows(tensors)
@@ -131,7 +133,8 @@ def _write(target: str, tensors: dict[str, Any], tied: dict[str, str], options: 
     how: dict[str, Any] = {"order": options.order, "alignment": options.alignment}
     if not options.to_pipe:
         return save_rows(target, rows, metadata, promise=options.promise, engine=options.engine,
-                         owners=owners, **how)[1]
+                         owners=owners, compress=options.compress,
+                         **manifest_options(options.manifest or False), **how)[1]
     sys.stdout.buffer.write(serialize(None, rows, metadata, **how))
     return None
 

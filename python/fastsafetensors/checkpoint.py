@@ -45,7 +45,7 @@ from torch.futures import Future
 
 from ._core import Model, Writer, assign_shards
 from ._load import OpenLoad
-from ._saving import parse_size
+from ._saving import manifest_options, parse_size
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
@@ -210,13 +210,23 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         metadata: dict[str, str] | None = None,
         *,
         durable: bool = False,
+        manifest: bool | str | os.PathLike[str] = False,
     ) -> None:
-        """Keep the settings; durable: wait until files and folder are on the device."""
+        """Keep the settings.
+
+        Args:
+            path: the folder.
+            max_shard_size: bytes of a file, or "5GB", "5GiB".
+            metadata: of every file; without it, {"format": "pt"}.
+            durable: wait until files and folder are on the device.
+            manifest: as in fastsafetensors.torch.save_file; the coordinator reads the files for it.
+        """
         super().__init__()
         self._path = pathlib.Path(path)
         self._limit = parse_size(max_shard_size)
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
         self._promise = "durable" if durable else "quick"
+        self._manifest = manifest_options(manifest)
         self._writer: Writer | None = None  # on the coordinator, between plan and end
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -269,7 +279,8 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         rows: list[Any] = [(name, dtype, shape, None, size)
                            for name, (dtype, shape, size) in tensors.items()]
         self._writer = Writer(self._path, rows, self._metadata, promise=self._promise,
-                              file_of=file_of, file_count=max(count, 1), others_write=True)
+                              file_of=file_of, file_count=max(count, 1), others_write=True,
+                              **self._manifest)
         hidden = self._writer.hand_over()
         return {name: hidden[file] for name, file in zip(tensors, file_of, strict=True)}
 

@@ -136,7 +136,8 @@ static PyMethodDef module_methods[] = {
     {"assign_shards", fstpy_assign_shards, METH_VARARGS,
      "assign_shards(sizes, groups or None, limit) -> (file of each tensor, number of files)."},
     {"publish_set", fstpy_publish_set, METH_VARARGS,
-     "publish_set(folder, hidden paths, stem, durable, without index): what was handed over."},
+     "publish_set(folder, hidden paths, stem, durable, without index, manifest, digest): what was "
+     "handed over."},
     {"edit_header", fstpy_edit_header, METH_VARARGS,
      "edit_header(path, target or None, {key: value or None}, {old name: new}, clear, durable, "
      "manifest, digest)."},

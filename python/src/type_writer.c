@@ -426,8 +426,13 @@ PyObject *fstpy_publish_set(PyObject *module, PyObject *args) {
     PyObject *folder = NULL, *list, *result = NULL;
     fst_publish_options options = FST_STRUCT_INIT(fst_publish_options);
     int durable = 0;
-    if (!PyArg_ParseTuple(args, "O&O!spp:publish_set", PyUnicode_FSConverter, &folder, &PyList_Type,
-                          &list, &options.stem, &durable, &options.without_index)) {
+    PyObject *manifest = Py_None; // bytes, which the arguments keep
+    const char *digest = "xxh3-128";
+    if (!PyArg_ParseTuple(args, "O&O!sppOs:publish_set", PyUnicode_FSConverter, &folder,
+                          &PyList_Type, &list, &options.stem, &durable, &options.without_index,
+                          &manifest, &digest) ||
+        !fstpy_read_digest(digest, &options.digest) ||
+        (manifest != Py_None && (options.manifest = PyBytes_AsString(manifest)) == NULL)) {
         Py_XDECREF(folder);
         return NULL;
     }

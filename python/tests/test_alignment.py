@@ -114,11 +114,13 @@ def test_what_inspect_says(run, aligned):
 
 
 def test_a_files_digest_counts_fillers(run, aligned):
+    import ctypes
     import hashlib
 
     path, _, _ = aligned
-    done = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True)
-    if "libcrypto" not in done.stdout:
+    try:
+        ctypes.CDLL("libcrypto.so.3")
+    except OSError:
         pytest.skip("libcrypto is not installed")
     out, _ = run("hash", "--algorithm", "sha256", path)
     assert hashlib.sha256(path.read_bytes()).hexdigest() in out

@@ -24,7 +24,8 @@ def sharded(values):
 SAVE = SETUP + """
 dcp.save(sharded(full), storage_writer=FastSafetensorsWriter(f"{folder}/one"))
 dcp.save(sharded(full), storage_writer=FastSafetensorsWriter(
-    f"{folder}/many", max_shard_size=10000, metadata={"a": "b"}, durable=True))
+    f"{folder}/many", max_shard_size=10000, metadata={"a": "b"}, durable=True,
+    manifest="blake3"))
 try:
     dcp.save({**sharded(full), "step": 3}, storage_writer=FastSafetensorsWriter(f"{folder}/bad"))
 except BaseException as error:
@@ -94,6 +95,8 @@ def test_save_on_four_load_on_three(folder, torch):
     from safetensors import safe_open
     from safetensors.torch import load_file
 
+    from fastsafetensors import check_manifest
+
     ranks(SAVE, folder, 4)
     full = torch.load(folder / "full.pt")
     assert sorted(p.name for p in (folder / "one").iterdir()) == ["model.safetensors"]
@@ -106,7 +109,8 @@ def test_save_on_four_load_on_three(folder, torch):
     shards = set(index["weight_map"].values())
     assert len(shards) > 1
     names = {p.name for p in (folder / "many").iterdir()}
-    assert names == {*shards, "model.safetensors.index.json"}
+    assert names == {*shards, "model.safetensors.index.json", "model.manifest"}
+    assert not check_manifest(folder / "many")
     with safe_open(folder / "many" / sorted(shards)[0], "pt") as f:
         assert f.metadata() == {"a": "b"}
     ranks(LOAD, folder, 3)

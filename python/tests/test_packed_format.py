@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import fastsafetensors.numpy as fst
+from fastsafetensors import SafetensorError
+from fastsafetensors import safe_open as SafeOpen
 
 try:
     ZSTD = ctypes.CDLL("libzstd.so.1")
@@ -148,7 +150,7 @@ def write_file(original: bytes, log: int) -> bytes:
     """The file that a writer makes from the page: every tensor of 64 bytes or more is packed."""
     begin = 8 + struct.unpack_from("<Q", original)[0]
     own = json.loads(original[8:begin])
-    own.pop("__metadata__", None)
+    metadata = own.pop("__metadata__", {})
     records, marks, blobs, count, header = b"", b"", [], 0, {}
     for name, entry in own.items():
         low, high = entry["data_offsets"]
@@ -177,7 +179,7 @@ def write_file(original: bytes, log: int) -> bytes:
     directory = (head + records + marks + original[:begin]).ljust(-(-used // 64) * 64, b"\0")
     directory = directory[:56] + struct.pack("<I", crc32c(directory)) + directory[60:]
     data = directory
-    header["__metadata__"] = {"fst.packed": "1"}
+    header["__metadata__"] = {**metadata, "fst.packed": "1"}
     header["__packed__"] = {
         "dtype": "U8",
         "shape": [len(directory)],
@@ -231,3 +233,21 @@ def test_the_library_reads_what_a_writer_made_from_the_page_writes(tmp_path, log
     loaded = fst.load_file(str(packed))
     for name, array in some_arrays().items():
         assert loaded[name].dtype == array.dtype and np.array_equal(loaded[name], array)
+
+
+def test_both_headers_have_the_same_metadata(tmp_path):
+    """A reader that knows nothing of compressed files sees what one sees that does."""
+    plain, packed = tmp_path / "plain.safetensors", tmp_path / "packed.safetensors"
+    fst.save_file(some_arrays(), str(plain), metadata={"license": "mit", "note": "n"})
+    good = write_file(plain.read_bytes(), 18)
+    packed.write_bytes(good)
+    assert SafeOpen(str(packed), "np").metadata() == {"license": "mit", "note": "n"}
+    begin = 8 + struct.unpack_from("<Q", good)[0]
+    for change in ({"license": "gpl"}, {"note": None}, {"more": "x"}):
+        header = json.loads(good[8:begin])
+        header["__metadata__"] |= change
+        header["__metadata__"] = {k: v for k, v in header["__metadata__"].items() if v is not None}
+        text = json.dumps(header).encode()
+        packed.write_bytes(struct.pack("<Q", len(text)) + text + good[begin:])
+        with pytest.raises(SafetensorError, match="metadata differs"):
+            fst.load_file(str(packed))

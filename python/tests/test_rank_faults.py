@@ -269,6 +269,13 @@ SAVES = COMMON + textwrap.dedent("""
     check()
     fails(lambda: save_on_ranks(tensors(5), target, WORLD, {"a": "1" if mine else "2"}), "metadata")
     check()
+    fails(lambda: save_on_ranks(tensors(5), target, WORLD, manifest=mine), "manifest")
+    check()
+    from fastsafetensors import check_manifest
+    save_on_ranks(tensors(), target, WORLD, manifest="blake3")
+    assert not check_manifest(target)
+    assert "blake3" in open(f"{target}/model.manifest").readline()
+    load_file(target, verify=True)
     save_on_ranks(tensors(), target, WORLD)
     check()
     # ParallelSaver with a group: each rank writes shards of its own.

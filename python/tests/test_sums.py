@@ -104,6 +104,20 @@ def test_lists_that_are_refused(name: str, folder: pathlib.Path, tmp_path: pathl
     assert run("verify", "--manifest", "--from", tmp_path / "none", folder).returncode == 2
 
 
+def test_two_digests_of_one_file(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Which of them counts is nobody's guess."""
+    sums = tmp_path / "sums.txt"
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    for other in ("0" * 64 + "  model.safetensors", "0" * 64 + " *./model.safetensors"):
+        own = f"{digest}  model.safetensors"
+        for lines in ((own, other), (other, own)):
+            sums.write_text("\n".join(lines) + "\n")
+            done = run("verify", "--manifest", "--from", sums, folder)
+            assert done.returncode == 1 and "two different things" in done.stderr, done
+            with pytest.raises(SafetensorError, match="two different things"):
+                safe_open(folder / "model.safetensors", "pt", verify=sums)
+
+
 def test_what_goes_with_sums(folder: pathlib.Path) -> None:
     """An option that would mean nothing is an error."""
     for more in (("--tensors",), ("--chunk", "1M"), ("--algorithm", "blake3"), ("--manifest",),

@@ -68,6 +68,20 @@ def test_torch_files_take_the_options_of_convert(command, convert, tmp_path, tor
         convert(*words, code=3)
 
 
+def test_torch_files_are_compressed_and_get_manifests(convert, tmp_path, torch):
+    """Options of the save that convert has for other files as well."""
+    from fastsafetensors import check_manifest
+
+    weights = {"w": torch.randn(300, 1000).bfloat16()}
+    torch.save(weights, tmp_path / "old.pt")
+    new = tmp_path / "new.safetensors"
+    convert("--compress", "--manifest=blake3", tmp_path / "old.pt", new)
+    assert os.path.getsize(new) < 0.7 * 600000
+    assert not check_manifest(new)
+    assert "blake3" in (tmp_path / "new.safetensors.manifest").read_text()
+    assert torch.equal(load_file(new, verify=True)["w"], weights["w"])
+
+
 def test_torch_files_that_hold_more_say_what(convert, tmp_path, torch):
     """In our words: torch's recommend to run the code, and may hold what drives a terminal."""
     (tmp_path / "evil.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")

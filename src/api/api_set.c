@@ -41,6 +41,10 @@ fst_status fst_set_publish(const char *folder, const char *const *paths, size_t 
         FST_TRY(fsti_api_copy_struct(&own, sizeof own, options, options->struct_size, error));
     API_REQUIRE((unsigned)own.promise < FST_SAVE_PROMISE_COUNT, error, "unknown promise %d",
                 (int)own.promise);
+    API_REQUIRE((unsigned)own.digest < FST_DIGEST_COUNT, error, "unknown digest %d",
+                (int)own.digest);
+    API_REQUIRE(own.manifest == NULL || own.without_index == 0, error,
+                "a manifest lists the index as well: not without_index");
     FST_TRY(fsti_api_check_stem(own.stem, error));
     FST_TRY(fsti_set_publish(folder, paths, path_count, &own, &full, error));
     if (stats == NULL) return FST_OK;

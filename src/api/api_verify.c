@@ -11,6 +11,51 @@ const char *fst_digest_name(fst_digest digest) {
     return kind == NULL ? "unknown" : kind->name;
 }
 
+struct fst_digest_state {
+    const fsti_digest_kind *kind;
+    void *state;
+};
+
+fst_status fst_digest_begin(fst_digest digest, fst_digest_state **out, fst_error *error) {
+    const fsti_digest_kind *kind = fsti_digest_get(digest);
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    API_REQUIRE(kind != NULL, error, "unknown digest %d", (int)digest);
+    FST_TRY(kind->ready(error));
+    fst_digest_state *begun = fsti_alloc(sizeof *begun);
+    if (begun == NULL) return fsti_error_memory(error, sizeof *begun);
+    *begun = (fst_digest_state){kind, kind->begin()};
+    if (begun->state == NULL) {
+        fsti_free(begun);
+        return fsti_error_memory(error, sizeof *begun);
+    }
+    *out = begun;
+    return FST_OK;
+}
+
+fst_status fst_digest_update(fst_digest_state *state, const void *bytes, size_t size_bytes,
+                             fst_error *error) {
+    API_REQUIRE(state != NULL && (bytes != NULL || size_bytes == 0), error,
+                "state or bytes is NULL");
+    if (size_bytes == 0 || state->kind->update(state->state, bytes, size_bytes)) return FST_OK;
+    return fsti_error_memory(error, size_bytes);
+}
+
+fst_status fst_digest_end(fst_digest_state *state, unsigned char *digest, size_t *size_bytes,
+                          fst_error *error) {
+    API_REQUIRE(state != NULL && digest != NULL && size_bytes != NULL, error,
+                "state, digest or size_bytes is NULL");
+    bool is_good = state->kind->end(state->state, digest);
+    *size_bytes = state->kind->digest_bytes;
+    fsti_free(state);
+    return is_good ? FST_OK : fsti_error_memory(error, FST_DIGEST_BYTES_MAX);
+}
+
+void fst_digest_drop(fst_digest_state *state) {
+    if (state == NULL) return;
+    (void)state->kind->end(state->state, NULL);
+    fsti_free(state);
+}
+
 fst_status fst_model_verification(const fst_model *model, fst_verification *out, fst_error *error) {
     API_REQUIRE(model != NULL && out != NULL, error, "model or out is NULL");
     fst_verification full = {.struct_size = sizeof full};
@@ -54,15 +99,18 @@ fst_status fst_manifest_write(const char *path, const char *target,
     return give_stats(fsti_manifest_make(path, target, &known, &full, error), &full, stats, error);
 }
 
-fst_status fst_manifest_check(const char *path, const char *manifest,
-                              fst_manifest_callback callback, void *context,
+fst_status fst_manifest_check(const char *path, const fst_check_options *options,
                               fst_manifest_stats *stats, fst_error *error) {
+    fst_check_options known = FST_STRUCT_INIT(fst_check_options);
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
-    fsti_check_listener listener = {callback, context};
     API_REQUIRE(path != NULL, error, "path is NULL");
+    if (options != NULL)
+        FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
+    fsti_check_listener listener = {
+        known.callback, known.context, {known.progress, known.progress_context}};
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
-    return give_stats(fsti_manifest_check(path, manifest, &listener, &full, error), &full, stats,
-                      error);
+    return give_stats(fsti_manifest_check(path, known.manifest, &listener, &full, error), &full,
+                      stats, error);
 }
 
 static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *out,
@@ -72,7 +120,11 @@ static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *o
     FST_TRY(fsti_api_copy_struct(&known, sizeof known, files, files->struct_size, error));
     API_REQUIRE(known.folder != NULL && known.key != NULL, error, "folder or key is NULL");
     *out = (fsti_bundle_paths){
-        .folder = known.folder, .bundle = known.bundle, .key = known.key, .keep = known.keep};
+        .folder = known.folder,
+        .bundle = known.bundle,
+        .key = known.key,
+        .keep = known.keep,
+        .listener = {known.callback, known.context, {known.progress, known.progress_context}}};
     return FST_OK;
 }
 
@@ -85,12 +137,11 @@ fst_status fst_bundle_sign(const fst_bundle_files *files, fst_manifest_stats *st
     return give_stats(fsti_bundle_sign(&paths, &full, error), &full, stats, error);
 }
 
-fst_status fst_bundle_check(const fst_bundle_files *files, fst_manifest_callback callback,
-                            void *context, fst_manifest_stats *stats, fst_error *error) {
+fst_status fst_bundle_check(const fst_bundle_files *files, fst_manifest_stats *stats,
+                            fst_error *error) {
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
-    fsti_check_listener listener = {callback, context};
     fsti_bundle_paths paths;
     FST_TRY(read_files(files, &paths, error));
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
-    return give_stats(fsti_bundle_check(&paths, &listener, &full, error), &full, stats, error);
+    return give_stats(fsti_bundle_check(&paths, &full, error), &full, stats, error);
 }

@@ -51,10 +51,6 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
                               "files that other processes write parts of can't be compressed");
     FST_TRY(check_digest(options->digest, error));
-    if (options->manifest != NULL && options->others_write != 0)
-        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                              "files that other processes write parts of get no manifest here: "
-                              "make it when they are published");
     return fsti_api_check_stem(options->stem, error);
 }
 

@@ -32,6 +32,8 @@ extern const fsti_digest_kind fsti_digest_xxh3_64;
 /// NULL for numbers and names that are none; by name only what manifests are of.
 const fsti_digest_kind *fsti_digest_get(fst_digest digest);
 const fsti_digest_kind *fsti_digest_find(const char *name, size_t name_size);
+/// By name, those of kept digests (`hash --write`, `--embed`): XXH3 of 64 bits as well.
+const fsti_digest_kind *fsti_digest_of_kept(const char *name, size_t name_size);
 
 /// Writes lower-case hexadecimal digits, two a byte, and a NUL.
 void fsti_digest_print(const unsigned char *digest, size_t size_bytes, char *text);

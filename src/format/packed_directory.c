@@ -33,14 +33,38 @@ static fst_status refuse(const packed_parse *parse, const fsti_tensor *entry, fs
     return fsti_error_set(parse->error, status, place, "the compressed file is damaged: %s", why);
 }
 
-static bool has_key(const fsti_header *header) {
+/// The next pair from *index on that is not the mark of a compressed file; NULL: there is none.
+static const fsti_metadata_pair *next_pair(const fsti_header *header, size_t *index) {
     size_t size = strlen(FSTI_PACKED_KEY);
-    for (size_t i = 0; i < header->metadata_count; i++) {
-        fsti_text key = header->metadata[i].key;
-        if (key.size == size && memcmp(header->bytes + key.at, FSTI_PACKED_KEY, size) == 0)
-            return true;
+    while (*index < header->metadata_count) {
+        const fsti_metadata_pair *pair = &header->metadata[(*index)++];
+        if (pair->key.size != size ||
+            memcmp(header->bytes + pair->key.at, FSTI_PACKED_KEY, size) != 0)
+            return pair;
     }
-    return false;
+    return NULL;
+}
+
+static bool has_key(const fsti_header *header) {
+    size_t index = 0, count = 0;
+    while (next_pair(header, &index) != NULL) count++;
+    return count < header->metadata_count;
+}
+
+static bool is_same_text(const fsti_header *a, fsti_text one, const fsti_header *b,
+                         fsti_text other) {
+    return one.size == other.size && memcmp(a->bytes + one.at, b->bytes + other.at, one.size) == 0;
+}
+
+/// Whoever does not know compressed files reads the same metadata as who does.
+static bool has_same_metadata(const fsti_header *stored, const fsti_header *original) {
+    for (size_t i = 0, j = 0;;) {
+        const fsti_metadata_pair *a = next_pair(stored, &i), *b = next_pair(original, &j);
+        if (a == NULL || b == NULL) return a == b;
+        if (!is_same_text(stored, a->key, original, b->key) ||
+            !is_same_text(stored, a->value, original, b->value))
+            return false;
+    }
 }
 
 static bool is_vector(const fsti_tensor *tensor) {
@@ -237,6 +261,9 @@ static fst_status read_entries(packed_parse *parse) {
     if (parse->source->cut && stored->tensor_count - 1 < count)
         return refuse(parse, NULL, FST_E_UNSUPPORTED,
                       "it is cut off, and what is left of a compressed file can't be told apart");
+    if (!has_same_metadata(stored, packed->header))
+        return refuse(parse, NULL, FST_E_CORRUPT,
+                      "its metadata differs from the original header's");
     if (stored->tensor_count - 1 != count || parse->tensor_count > count)
         return refuse(parse, NULL, FST_E_CORRUPT, "it has another number of tensors");
     for (size_t i = 0; i < count; i++) {

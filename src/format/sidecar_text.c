@@ -59,6 +59,7 @@ fst_status fsti_sidecar_parse(char *bytes, size_t byte_count, const fsti_digest_
     if (status == FST_OK && (!good || line == NULL))
         status = fsti_error_set(error, FST_E_MANIFEST, place, "no kept digests: %s",
                                 reader.fault == NULL ? "no line ends" : reader.fault);
+    if (status == FST_OK) status = fsti_sums_check_twins(out, place.file, error);
     if (status != FST_OK) fsti_sums_clear(out);
     return status;
 }

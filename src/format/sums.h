@@ -15,11 +15,13 @@ typedef struct fsti_sums {
 /// Whether a text begins with a line of such a list.
 bool fsti_sums_peek(const char *bytes, size_t byte_count);
 /// Reads "HEX  NAME", "HEX *NAME" and "SHA256 (NAME) = HEX" lines, with coreutils' escapes and
-/// comments; `bytes` as for fsti_header_parse(), taken over. FST_E_MANIFEST for any other line, and
-/// names that lead out of the folder.
+/// comments; `bytes` as for fsti_header_parse(), taken over. FST_E_MANIFEST for any other line,
+/// names that lead out of the folder, and two digests of one file.
 fst_status fsti_sums_parse(char *bytes, size_t byte_count, const char *path, fsti_sums *out,
                            fst_error *error);
 void fsti_sums_clear(fsti_sums *sums);
+/// FST_E_MANIFEST where a name is there twice with different digests; the parsers end with it.
+fst_status fsti_sums_check_twins(const fsti_sums *sums, const char *path, fst_error *error);
 /// Reads the "file HEX "NAME"" lines of digests that `fastsafetensors hash --write` keeps, of that
 /// kind; names are of files in the folder. As fsti_sums_parse(); `place` is for errors.
 fst_status fsti_sidecar_parse(char *bytes, size_t byte_count, const fsti_digest_kind *kind,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Lists of sums from text to tables and back.
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "format.h"
@@ -128,10 +129,33 @@ static fst_status read_lines(fsti_sums *sums, size_t byte_count, const char *pat
     return fsti_error_set(error, FST_E_MANIFEST, place, "a list of sums without a line");
 }
 
+static int compare_names(const void *a, const void *b) {
+    const fsti_signed_file *const *one = a, *const *other = b;
+    return strcmp((*one)->name, (*other)->name);
+}
+
+fst_status fsti_sums_check_twins(const fsti_sums *sums, const char *path, fst_error *error) {
+    const fsti_signed_file **sorted = fsti_alloc((sums->file_count + 1) * sizeof *sorted);
+    if (sorted == NULL) return fsti_error_memory(error, sums->file_count * sizeof *sorted);
+    const char *name = NULL;
+    for (size_t i = 0; i < sums->file_count; i++) sorted[i] = &sums->files[i];
+    if (sums->file_count > 1) qsort(sorted, sums->file_count, sizeof *sorted, compare_names);
+    for (size_t i = 1; i < sums->file_count && name == NULL; i++)
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0 &&
+            memcmp(sorted[i - 1]->digest, sorted[i]->digest, sizeof sorted[i]->digest) != 0)
+            name = sorted[i]->name;
+    fsti_free(sorted);
+    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (name == NULL) return FST_OK;
+    return fsti_error_set(error, FST_E_MANIFEST, place, "it says two different things of %.200s",
+                          name);
+}
+
 fst_status fsti_sums_parse(char *bytes, size_t byte_count, const char *path, fsti_sums *out,
                            fst_error *error) {
     *out = (fsti_sums){.bytes = bytes};
     fst_status status = read_lines(out, byte_count, path, error);
+    if (status == FST_OK) status = fsti_sums_check_twins(out, path, error);
     if (status != FST_OK) fsti_sums_clear(out);
     return status;
 }

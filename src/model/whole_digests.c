@@ -52,9 +52,9 @@ static fst_status settle(fst_status status, whole_digests **out) {
 static fst_status read_sidecar(const char *path, char *bytes, size_t byte_count,
                                whole_digests **out, fst_error *error) {
     const char *name = bytes + strlen(SIDECAR_START);
-    const fsti_digest_kind *kind = strncmp(name, "xxh3\n", 5) == 0     ? &fsti_digest_xxh3_64
-                                   : strncmp(name, "sha256\n", 7) == 0 ? &fsti_digest_sha256
-                                                                       : NULL;
+    const char *end = memchr(name, '\n', byte_count - strlen(SIDECAR_START));
+    const fsti_digest_kind *kind =
+        end == NULL ? NULL : fsti_digest_of_kept(name, (size_t)(end - name));
     fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
     fst_status status = kind == NULL
                             ? fsti_error_set(error, FST_E_MANIFEST, place,

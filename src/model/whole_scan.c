@@ -97,9 +97,7 @@ static fst_status begin_tensors(whole_pass *pass, fst_error *error) {
                       "makes, nor sums, a .digest beside it, digests inside, or a name that the "
                       "Hub's cache gave it",
                       error);
-    pass->kind = strcmp(algorithm, "sha256") == 0 ? &fsti_digest_sha256
-                 : strcmp(algorithm, "xxh3") == 0 ? &fsti_digest_xxh3_64
-                                                  : NULL;
+    pass->kind = fsti_digest_of_kept(algorithm, strlen(algorithm));
     if (pass->kind != NULL) return pass->kind->ready(error);
     return refuse(pass, FST_E_MANIFEST, "its digests inside are of an unknown algorithm", error);
 }

@@ -91,7 +91,8 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
         if (status == FST_OK && writer->options.compress != FST_COMPRESS_NONE)
             status = fsti_writer_pack(writer, file, error);
     }
-    if (status == FST_OK && writer->manifest.kind != NULL)
+    // What others write parts of is digested when they have, before it is published.
+    if (status == FST_OK && writer->manifest.kind != NULL && writer->options.others_write == 0)
         status = fsti_save_manifest_end(writer, file, error);
     // What a store refuses is told here, before anything is put in place.
     if (status == FST_OK && writer->is_remote) return fsti_output_sync(file->output, error);

@@ -13,10 +13,10 @@ fst_status fsti_writer_hand_over(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
     if (writer->is_joined)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the file is another process's");
-    if (writer->manifest.kind != NULL)
+    if (writer->manifest.kind != NULL && writer->options.others_write == 0)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                              "a file that is handed over gets no manifest here: make it when it "
-                              "is published");
+                              "who publishes the file makes its manifest: "
+                              "fst_publish_options.manifest");
     if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
     int state = atomic_load(&writer->state);
     if (state != WRITER_FINISHED)
@@ -155,7 +155,9 @@ static fst_status publish(const char *folder, const char *const *paths, const fo
     fst_save_options save = {.struct_size = sizeof save,
                              .promise = options->promise,
                              .file_count = (uint32_t)found->model_count,
-                             .stem = options->stem};
+                             .stem = options->stem,
+                             .manifest = options->manifest,
+                             .digest = options->digest};
     FST_TRY(begin(folder, paths, found, &save, &writer, error));
     writer->is_shared = writer->is_adopted = true;
     writer->without_index = options->without_index != 0;

@@ -138,13 +138,10 @@ fst_status fsti_file_decompress(const char *path, const char *target,
                                 fst_error *error) {
     fst_model *model;
     FST_TRY(fsti_model_open(path, &(model_wish){.flags = 0}, &model, error));
-    const model_file *file = &model->files[0];
     fst_status status;
     if (model->file_count != 1)
         status = refuse(path, "it is a set of files: decompress them one by one", error);
-    else if (file->packed == NULL)
-        status = refuse(path, "it is not compressed", error);
-    else
+    else // a plain one is what compressing has made of a file that did not shrink: copied
         status = write_file(model, NULL, target, options, stats, error);
     fsti_model_unref(model);
     return status;

@@ -220,8 +220,17 @@ static fst_status sync_shared(fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
+/// Digests of what others have written: nobody has seen all of it before.
+static fst_status digest_shared(fst_writer *writer, fst_error *error) {
+    if (!writer->is_shared || writer->manifest.kind == NULL) return FST_OK;
+    for (uint32_t f = 0; f < writer->file_count; f++)
+        FST_TRY(fsti_save_manifest_end(writer, &writer->files[f], error));
+    return FST_OK;
+}
+
 static fst_status run(fst_writer *writer, fst_error *error) {
     FST_TRY(sync_shared(writer, error));
+    FST_TRY(digest_shared(writer, error));
     FST_TRY(plan(writer, error));
     if (atomic_load(&writer->is_cancelled))
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");

@@ -76,8 +76,10 @@ fst_status fsti_save_manifest_open(fst_writer *writer, fst_error *error) {
 
 fst_status fsti_save_manifest_begin(fst_writer *writer, save_file *file, fst_error *error) {
     // A compressed file has other bytes than the plain one that comes first, a whole copy those of
-    // its origin.
-    if (writer->options.compress != FST_COMPRESS_NONE || writer->is_whole) return FST_OK;
+    // its origin, and what other processes write does not come by here.
+    if (writer->options.compress != FST_COMPRESS_NONE || writer->is_whole ||
+        writer->options.others_write != 0)
+        return FST_OK;
     const fst_layout *layout = &file->layout;
     FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, layout->file_bytes, &file->listed.chunks,
                                     error));
@@ -86,7 +88,7 @@ fst_status fsti_save_manifest_begin(fst_writer *writer, save_file *file, fst_err
                                   error);
 }
 
-/// The header of a file that was compressed is not the layout's.
+/// The header of a file that was compressed, or that others have made, is not the layout's.
 static fst_status read_header(const written_file *written, char **out, uint64_t *size_bytes,
                               fst_error *error) {
     unsigned char length[8];
@@ -98,7 +100,7 @@ static fst_status read_header(const written_file *written, char **out, uint64_t 
     return fsti_written_read(written, *out, 0, *size_bytes, error);
 }
 
-static fst_status digest_packed(save_file *file, const fsti_digest_kind *kind,
+static fst_status begin_reading(save_file *file, const fsti_digest_kind *kind,
                                 const written_file *written, fst_error *error) {
     struct stat info;
     char *header = NULL;
@@ -118,7 +120,7 @@ fst_status fsti_save_manifest_end(fst_writer *writer, save_file *file, fst_error
     listed_file *listed = &file->listed;
     written_file written = {fsti_output_descriptor(file->output), fsti_output_path(file->output)};
     if (listed->chunks == NULL) {
-        FST_TRY(digest_packed(file, kind, &written, error));
+        FST_TRY(begin_reading(file, kind, &written, error));
     } else {
         listed->header_bytes = file->layout.header_bytes;
         if (!kind->hash(file->layout.header, (size_t)listed->header_bytes, listed->header))

@@ -58,18 +58,18 @@ static void tell_others(bundle_job *job) {
 static fst_status compare_all(bundle_job *job, fst_error *error) {
     const fsti_statement *statement = &job->signed_by.statement;
     FST_TRY(fsti_file_tree_list(job->paths->folder, ignores_name, job, &job->tree, error));
-    FST_TRY(fsti_file_tree_hash(&job->tree, error));
+    FST_TRY(fsti_file_tree_hash(&job->tree, &job->paths->listener.progress, error));
     for (size_t i = 0; i < statement->file_count; i++) compare_listed(job, &statement->files[i]);
     tell_others(job);
     return fsti_differences_end(&job->told, error);
 }
 
-fst_status fsti_bundle_check(const fsti_bundle_paths *paths, const fsti_check_listener *listener,
-                             fst_manifest_stats *stats, fst_error *error) {
+fst_status fsti_bundle_check(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
+                             fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     char place[PATH_MAX];
     fsti_bundle_paths full = *paths;
-    bundle_job job = {.paths = &full, .told = {.listener = listener}};
+    bundle_job job = {.paths = &full, .told = {.listener = &paths->listener}};
     snprintf(place, sizeof place, "%.4000s/model.sig", paths->folder);
     if (full.bundle == NULL) full.bundle = place;
     job.own_name = fsti_file_tree_name_inside(full.folder, full.bundle);

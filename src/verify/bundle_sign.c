@@ -84,13 +84,14 @@ static fst_status sign_tree(const file_tree *tree, const fsti_bundle_paths *path
 static fst_status hash_tree(file_tree *tree, const fsti_bundle_paths *paths, const fsti_key *key,
                             fst_error *error) {
     signed_bundle old;
-    if (paths->keep == NULL) return fsti_file_tree_hash(tree, error);
+    const fsti_check_progress *progress = &paths->listener.progress;
+    if (paths->keep == NULL) return fsti_file_tree_hash(tree, progress, error);
     FST_TRY(fsti_signed_bundle_read(paths->keep, key, &old, error));
     for (size_t i = 0; i < old.statement.file_count; i++) {
         tree_file *file = fsti_file_tree_find(tree, &old.statement.files[i]);
         if (file != NULL) file->known = &old.statement.files[i];
     }
-    fst_status status = fsti_file_tree_hash(tree, error);
+    fst_status status = fsti_file_tree_hash(tree, progress, error);
     fsti_signed_bundle_close(&old);
     return status;
 }

@@ -12,6 +12,7 @@
 
 #include "file_stamp.h"
 #include "io/io.h"
+#include "work_progress.h"
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
 #define DEPTH_MAX ((size_t)64)
@@ -192,6 +193,7 @@ bool fsti_verify_is_shortage(const fst_error *error) {
 
 typedef struct tree_hash {
     file_tree *tree;
+    work_progress progress;
     atomic_size_t next;
     atomic_uint_fast64_t bytes_read;
     atomic_bool out_of_memory;
@@ -206,6 +208,7 @@ static fst_status hash_bytes(tree_hash *hash, fsti_file *file, void *state, char
             return fsti_error_memory(error, got);
         at += got;
         atomic_fetch_add(&hash->bytes_read, got);
+        FST_TRY(fsti_work_add(&hash->progress, got, error));
         if (got < PIECE_BYTES) return fsti_file_check(file, error);
     }
 }
@@ -251,7 +254,7 @@ static fst_status open_file(const tree_hash *hash, tree_file *target, fsti_file 
 static fst_status hash_file(tree_hash *hash, tree_file *target, char *buffer, fst_error *error) {
     fsti_file *file;
     FST_TRY(open_file(hash, target, &file, error));
-    if (file == NULL) return FST_OK;
+    if (file == NULL) return fsti_work_add(&hash->progress, target->size_bytes, error);
     put_stamp(hash, target, file);
     void *state = fsti_digest_sha256.begin();
     fst_status status =
@@ -277,23 +280,48 @@ static void *run_hash(void *context) {
     return NULL;
 }
 
-fst_status fsti_file_tree_hash(file_tree *tree, fst_error *error) {
+/// What there is to digest, as far as can be told before the files are opened.
+static uint64_t total_bytes(const file_tree *tree) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < tree->count; i++) {
+        struct stat info;
+        char *path = join(tree->folder, tree->files[i].name, "");
+        if (path != NULL && stat(path, &info) == 0 && S_ISREG(info.st_mode))
+            total += (uint64_t)info.st_size;
+        fsti_free(path);
+    }
+    return total;
+}
+
+/// Which failure says nothing of its file, but of the whole: a shortage, or that nobody waits.
+static bool ends_all(const fst_error *error) {
+    return error->status == FST_E_CANCELLED || fsti_verify_is_shortage(error);
+}
+
+static void hash_by_threads(tree_hash *hash) {
     pthread_t threads[THREADS_MAX];
     uint32_t wanted = (uint32_t)fsti_min(fsti_cpu_count(), THREADS_MAX), started = 0;
+    while (started + 1 < wanted && started + 1 < hash->tree->count &&
+           fsti_thread_start(&threads[started], run_hash, hash) == 0)
+        started++;
+    run_hash(hash);
+    for (uint32_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+}
+
+fst_status fsti_file_tree_hash(file_tree *tree, const fsti_check_progress *listener,
+                               fst_error *error) {
     tree_hash hash = {.tree = tree};
     FST_TRY(fsti_digest_sha256.ready(error));
-    while (started + 1 < wanted && started + 1 < tree->count &&
-           fsti_thread_start(&threads[started], run_hash, &hash) == 0)
-        started++;
-    run_hash(&hash);
-    for (uint32_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    fsti_work_begin(&hash.progress, listener, listener->callback == NULL ? 0 : total_bytes(tree));
+    hash_by_threads(&hash);
+    fsti_work_end(&hash.progress);
     tree->bytes_read = atomic_load(&hash.bytes_read);
     // A thread without a buffer leaves its files to the others; all of them may lack one.
     if (atomic_load(&hash.out_of_memory) && atomic_load(&hash.next) < tree->count)
         return fsti_error_memory(error, PIECE_BYTES);
     for (size_t i = 0; i < tree->count; i++) {
         const fst_error *failed = &tree->files[i].error;
-        if (failed->status == FST_OK || !fsti_verify_is_shortage(failed)) continue;
+        if (failed->status == FST_OK || !ends_all(failed)) continue;
         if (error != NULL) *error = *failed;
         return failed->status;
     }

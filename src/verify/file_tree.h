@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "format/format.h"
+#include "verify.h"
 
 typedef struct tree_file {
     char *name; ///< relative to the folder
@@ -41,7 +42,8 @@ void fsti_file_tree_sort(file_tree *tree);
 /// The file of a name that a bundle lists; NULL: there is none.
 tree_file *fsti_file_tree_find(const file_tree *tree, const fsti_signed_file *listed);
 /// Digests all of them, several at a time, but those that are as they were when they became known.
-fst_status fsti_file_tree_hash(file_tree *tree, fst_error *error);
+fst_status fsti_file_tree_hash(file_tree *tree, const fsti_check_progress *listener,
+                               fst_error *error);
 /// What was digested, a row a file, from fsti_alloc; names stay the tree's. The error of the first
 /// file that could not be read.
 fst_status fsti_file_tree_rows(const file_tree *tree, fsti_signed_file **out, fst_error *error);

@@ -13,6 +13,7 @@
 typedef struct check_job {
     model_verification *verification;
     const fsti_check_listener *listener;
+    work_progress progress;
     size_t first_file; ///< of those that are open
     scan_file scans[FSTI_SCAN_FILES_MAX];
     pthread_mutex_t lock; ///< for what follows
@@ -70,7 +71,8 @@ static fst_status open_listed(check_job *job, const char *path, const fsti_manif
         fsti_file_unref(*out);
         *out = NULL;
     }
-    return FST_OK;
+    // What is not read is done with.
+    return *out != NULL ? FST_OK : fsti_work_add(&job->progress, listed->size_bytes, error);
 }
 
 /// Opens the files from job->first_file on, as many as are open at a time: *count.
@@ -104,7 +106,8 @@ static fst_status check_some(check_job *job, size_t *count, uint64_t *bytes_read
                       .file_count = *count,
                       .chunk_bytes = job->verification->manifest.chunk_bytes,
                       .take = check_chunk,
-                      .context = job};
+                      .context = job,
+                      .progress = &job->progress};
     if (status == FST_OK) status = fsti_scan_run(&scan, error);
     *bytes_read += atomic_load(&scan.bytes_read);
     close_some(job);
@@ -130,13 +133,25 @@ static fst_status tell_unlisted(check_job *job, const char *path, fst_error *err
     return status;
 }
 
+static fst_status check_listed(check_job *job, uint64_t *bytes_read, fst_error *error) {
+    const fsti_manifest *manifest = &job->verification->manifest;
+    uint64_t total = 0;
+    fst_status status = FST_OK;
+    for (size_t i = 0; i < manifest->file_count; i++) total += manifest->files[i].size_bytes;
+    fsti_work_begin(&job->progress, &job->listener->progress, total);
+    for (size_t count; job->first_file < manifest->file_count && status == FST_OK;
+         job->first_file += count)
+        status = check_some(job, &count, bytes_read, error);
+    fsti_work_end(&job->progress);
+    return status;
+}
+
 static fst_status check_all(check_job *job, const char *path, fst_manifest_stats *stats,
                             fst_error *error) {
     const fsti_manifest *manifest = &job->verification->manifest;
     FST_TRY(tell_unlisted(job, path, error));
     stats->bytes_read = 0;
-    for (size_t count; job->first_file < manifest->file_count; job->first_file += count)
-        FST_TRY(check_some(job, &count, &stats->bytes_read, error));
+    FST_TRY(check_listed(job, &stats->bytes_read, error));
     stats->file_count = manifest->file_count;
     stats->bytes_hashed = stats->bytes_read;
     if (job->difference_count == 0) return FST_OK;

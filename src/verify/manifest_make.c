@@ -35,6 +35,8 @@ typedef struct manifest_job {
     scan_file scans[FSTI_SCAN_FILES_MAX];
     fsti_manifest old; ///< whose digests may stand
     struct timespec begun;
+    fsti_check_progress listener;
+    work_progress progress;
     atomic_uint_fast64_t bytes_hashed;
 } manifest_job;
 
@@ -132,7 +134,7 @@ static fst_status open_file(manifest_job *job, size_t index, fst_manifest_stats 
     bool is_there = stat(made->path, &info) == 0;
     if (is_there && keep_file(job, index, &info)) {
         stats->files_kept++;
-        return FST_OK;
+        return fsti_work_add(&job->progress, job->rows[index].size_bytes, error);
     }
     FST_TRY(fsti_file_open(made->path, &made->file, error));
     *row = (fsti_manifest_file){
@@ -177,6 +179,7 @@ static fst_status digest_tensor(manifest_job *job, made_file *made, const fsti_t
                                     made->path);
         atomic_fetch_add(&job->bytes_hashed, size);
         begin += size;
+        if (status == FST_OK) status = fsti_work_add(&job->progress, size, error);
     }
     if (state != NULL && !job->kind->end(state, digest) && status == FST_OK)
         status = fsti_error_memory(error, 64);
@@ -226,12 +229,28 @@ static fst_status fill_some(manifest_job *job, size_t *end, fst_manifest_stats *
                       .chunk_bytes = job->chunk_bytes,
                       .thread_count = job->options->thread_count,
                       .take = digest_chunk,
-                      .context = job};
+                      .context = job,
+                      .progress = &job->progress};
     FST_TRY(fsti_scan_run(&scan, error));
     if ((job->options->flags & FST_MANIFEST_TENSORS) != 0)
         FST_TRY(digest_tensors(job, *end, error));
     for (size_t i = job->first_file; i < *end; i++) finish_file(&job->files[i], &job->rows[i]);
     return FST_OK;
+}
+
+/// What there is to digest, as far as can be told before the files are opened.
+static uint64_t total_bytes(const manifest_job *job) {
+    uint64_t total = 0;
+    bool twice = (job->options->flags & FST_MANIFEST_TENSORS) != 0;
+    for (size_t i = 0; job->listener.callback != NULL && i < job->list.count; i++) {
+        struct stat info;
+        char *path = fsti_folder_join(&job->list, job->list.names[i]);
+        if (path == NULL || stat(path, &info) != 0) info.st_size = 0;
+        bool is_model = job->list.is_single || fsti_verify_is_model(job->list.names[i]);
+        total += (uint64_t)info.st_size * (twice && is_model ? 2 : 1);
+        fsti_free(path);
+    }
+    return total;
 }
 
 static fst_status fill_rows(manifest_job *job, fst_manifest_stats *stats, fst_error *error) {
@@ -240,8 +259,12 @@ static fst_status fill_rows(manifest_job *job, fst_manifest_stats *stats, fst_er
     job->rows = fsti_alloc_zeroed(count, sizeof *job->rows);
     if (job->files == NULL || job->rows == NULL)
         return fsti_error_memory(error, count * sizeof *job->files);
-    for (size_t end; job->first_file < count; job->first_file = end)
-        FST_TRY(fill_some(job, &end, stats, error));
+    fst_status status = FST_OK;
+    fsti_work_begin(&job->progress, &job->listener, total_bytes(job));
+    for (size_t end; job->first_file < count && status == FST_OK; job->first_file = end)
+        status = fill_some(job, &end, stats, error);
+    fsti_work_end(&job->progress);
+    FST_TRY(status);
     // Everything that is read is digested, and nothing else.
     stats->bytes_read = stats->bytes_hashed = atomic_load(&job->bytes_hashed);
     stats->file_count = count;
@@ -276,9 +299,10 @@ fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
     if ((options->flags & FST_MANIFEST_SUMS) != 0)
-        return fsti_sums_make(path, target, stats, error);
+        return fsti_sums_make(path, target, options, stats, error);
     uint64_t start_ns = fsti_now_ns();
     manifest_job job = {.options = options,
+                        .listener = {options->progress, options->progress_context},
                         .kind = fsti_digest_get(options->digest),
                         .chunk_bytes = options->chunk_bytes};
     clock_gettime(CLOCK_REALTIME, &job.begun);

@@ -76,6 +76,7 @@ static fst_status scan_bytes(fsti_scan *scan, const scan_piece *piece, char *buf
         FST_TRY(read_bytes(file, buffer, begin, end, error));
         atomic_fetch_add(&scan->bytes_read, end - begin);
         FST_TRY(scan->take(scan, piece->file, begin, buffer, (size_t)(end - begin), error));
+        FST_TRY(fsti_work_add(scan->progress, end - begin, error));
     }
     return fsti_file_check(file, error);
 }

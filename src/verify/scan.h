@@ -8,6 +8,7 @@
 
 #include "digest/digest.h"
 #include "io/io.h"
+#include "work_progress.h"
 
 typedef struct fsti_scan fsti_scan;
 
@@ -24,6 +25,7 @@ struct fsti_scan {
     fst_status (*take)(fsti_scan *scan, size_t file_index, uint64_t begin, const char *bytes,
                        size_t size_bytes, fst_error *error);
     void *context;
+    work_progress *progress;
     atomic_uint_fast64_t bytes_read;
     // the scan's own
     pthread_mutex_t lock;

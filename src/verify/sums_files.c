@@ -48,8 +48,9 @@ static fst_status place_list(const file_tree *tree, const char *target, fst_erro
     return status;
 }
 
-fst_status fsti_sums_make(const char *path, const char *target, fst_manifest_stats *stats,
-                          fst_error *error) {
+fst_status fsti_sums_make(const char *path, const char *target, const fst_manifest_options *options,
+                          fst_manifest_stats *stats, fst_error *error) {
+    fsti_check_progress progress = {options->progress, options->progress_context};
     uint64_t start_ns = fsti_now_ns();
     folder_files files;
     file_tree tree = {0};
@@ -60,7 +61,7 @@ fst_status fsti_sums_make(const char *path, const char *target, fst_manifest_sta
         if (own == NULL) status = fsti_error_memory(error, strlen(path));
     }
     if (status == FST_OK) status = list_files(&files, target, &tree, error);
-    if (status == FST_OK) status = fsti_file_tree_hash(&tree, error);
+    if (status == FST_OK) status = fsti_file_tree_hash(&tree, &progress, error);
     if (status == FST_OK) status = place_list(&tree, target, error);
     stats->file_count = tree.count;
     stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
@@ -131,7 +132,7 @@ static fst_status tell_unlisted(fsti_differences *told, const char *path, const 
 
 static fst_status check_tree(const char *path, fsti_differences *told, file_tree *tree,
                              fst_error *error) {
-    FST_TRY(fsti_file_tree_hash(tree, error));
+    FST_TRY(fsti_file_tree_hash(tree, &told->listener->progress, error));
     for (size_t i = 0; i < tree->count; i++) compare_file(told, &tree->files[i]);
     FST_TRY(tell_unlisted(told, path, tree, error));
     return fsti_differences_end(told, error);

@@ -6,8 +6,8 @@
 #include "verify.h"
 
 /// Writes the list of the model at `path`; target NULL: FILE.sha256, or SHA256SUMS in the folder.
-fst_status fsti_sums_make(const char *path, const char *target, fst_manifest_stats *stats,
-                          fst_error *error);
+fst_status fsti_sums_make(const char *path, const char *target, const fst_manifest_options *options,
+                          fst_manifest_stats *stats, fst_error *error);
 /// Whether the file at `path` is such a list, and no manifest; false where it can't be read.
 bool fsti_sums_is_list(const char *path);
 /// Holds every file that the list at `list_path` names against it, whole.

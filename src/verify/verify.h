@@ -7,6 +7,12 @@
 #include "base/base.h"
 #include "fastsafetensors/verify.h"
 
+/// Whom progress is told.
+typedef struct fsti_check_progress {
+    fst_progress_callback callback; ///< NULL: nobody
+    void *context;
+} fsti_check_progress;
+
 /// The public functions; options are complete and checked, stats are all there.
 fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
@@ -15,6 +21,7 @@ fst_status fsti_manifest_make(const char *path, const char *target,
 typedef struct fsti_check_listener {
     fst_manifest_callback callback; ///< NULL: nobody
     void *context;
+    fsti_check_progress progress;
 } fsti_check_listener;
 fst_status fsti_manifest_check(const char *path, const char *manifest,
                                const fsti_check_listener *listener, fst_manifest_stats *stats,
@@ -24,10 +31,11 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
 typedef struct fsti_bundle_paths {
     const char *folder, *bundle, *key; ///< bundle NULL: model.sig in the folder
     const char *keep; ///< signing: an older bundle, whose digests may stand; or NULL
+    fsti_check_listener listener;
 } fsti_bundle_paths;
 fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
                             fst_error *error);
-fst_status fsti_bundle_check(const fsti_bundle_paths *paths, const fsti_check_listener *listener,
-                             fst_manifest_stats *stats, fst_error *error);
+fst_status fsti_bundle_check(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
+                             fst_error *error);
 
 #endif

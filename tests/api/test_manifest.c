@@ -18,19 +18,17 @@ TEST(a_check_reads_all_and_tells_all)
     fst_error error;
     int count = 0;
     CHECK(path != NULL);
-    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error), FST_OK);
+    CHECK_INT(count_differences(path, NULL, &count, &stats, &error), FST_OK);
     CHECK_INT(count, 0);
     CHECK_INT(stats.bytes_read, size_of(path));
     flip(path, 8 * 100000);
     flip(path, 8 * 3000000);
-    CHECK_INT(fst_manifest_check(path, NULL, count_difference, &count, &stats, &error),
-              FST_E_DIGEST);
+    CHECK_INT(count_differences(path, NULL, &count, &stats, &error), FST_E_DIGEST);
     CHECK_INT(count, 2);
     char manifest[4096];
     snprintf(manifest, sizeof manifest, "%s.manifest", path);
     unlink(path);
-    CHECK_INT(fst_manifest_check(path, manifest, count_difference, &count, NULL, &error),
-              FST_E_DIGEST);
+    CHECK_INT(count_differences(path, manifest, &count, NULL, &error), FST_E_DIGEST);
     CHECK_INT(count, 3);
 }
 
@@ -101,19 +99,18 @@ TEST(a_folder_may_have_more_files_than_a_process_may_open)
     CHECK_INT(setrlimit(RLIMIT_NOFILE, &few), 0);
     CHECK_INT(fst_manifest_write(folder, NULL, NULL, &stats, &error), FST_OK);
     CHECK_INT(stats.file_count, 301);
-    CHECK_INT(fst_manifest_check(folder, NULL, count_difference, &count, &stats, &error), FST_OK);
+    CHECK_INT(count_differences(folder, NULL, &count, &stats, &error), FST_OK);
     CHECK_INT(stats.bytes_read, size_of(strcat(folder, "/model.safetensors")) + 300 * 20);
     *strrchr(folder, '/') = '\0';
     // Without any left it is an error, and no difference.
     few.rlim_cur = 4;
     CHECK_INT(setrlimit(RLIMIT_NOFILE, &few), 0);
-    fst_status status = fst_manifest_check(folder, NULL, count_difference, &count, NULL, &error);
+    fst_status status = count_differences(folder, NULL, &count, NULL, &error);
     CHECK_INT(setrlimit(RLIMIT_NOFILE, &before), 0);
     CHECK(status != FST_OK && status != FST_E_DIGEST);
     CHECK_INT(count, 0);
     flip(path, 8);
-    CHECK_INT(fst_manifest_check(folder, NULL, count_difference, &count, NULL, &error),
-              FST_E_DIGEST);
+    CHECK_INT(count_differences(folder, NULL, &count, NULL, &error), FST_E_DIGEST);
     CHECK_INT(count, 1);
 }
 
@@ -127,8 +124,7 @@ TEST(a_file_that_is_not_listed_is_a_difference)
     snprintf(other, sizeof other, "%s-other", path);
     snprintf(manifest, sizeof manifest, "%s.manifest", path);
     CHECK_INT(link(path, other), 0);
-    CHECK_INT(fst_manifest_check(other, manifest, count_difference, &count, NULL, &error),
-              FST_E_DIGEST);
+    CHECK_INT(count_differences(other, manifest, &count, NULL, &error), FST_E_DIGEST);
     CHECK_CONTAINS(error.message, "lists no file of the name");
     CHECK_INT(count, 1);
 }
@@ -168,4 +164,95 @@ TEST(several_files_have_a_manifest_each)
         flip(second, 8 * (size_of(second) - 100));
     }
     CHECK_CONTAINS(error.file, "second");
+}
+
+/// What a progress callback was told.
+typedef struct told_progress {
+    uint64_t calls, done, total, cancel_at; ///< 0: never
+    int went_back;
+} told_progress;
+
+static int note_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                         size_t tensors_done, size_t tensors_total) {
+    told_progress *told = context;
+    if (bytes_done < told->done || tensors_done + tensors_total != 0) told->went_back = 1;
+    told->done = bytes_done;
+    told->total = bytes_total;
+    return ++told->calls == told->cancel_at;
+}
+
+/// Makes or checks the manifest of `path`, and tells.
+static fst_status work(const char *path, int is_check, told_progress *told) {
+    fst_error error;
+    fst_check_options check = {
+        .struct_size = sizeof check, .progress = note_progress, .progress_context = told};
+    fst_manifest_options make = FST_STRUCT_INIT(fst_manifest_options);
+    make.progress = note_progress;
+    make.progress_context = told;
+    return is_check ? fst_manifest_check(path, &check, NULL, &error)
+                    : fst_manifest_write(path, NULL, &make, NULL, &error);
+}
+
+TEST(progress_is_told_and_ends_what_is_cancelled)
+{
+    const char *path = make_listed("progress", FST_DIGEST_XXH3_128, 64u << 10);
+    char manifest[4200];
+    CHECK(path != NULL);
+    snprintf(manifest, sizeof manifest, "%s.manifest", path);
+    for (int is_check = 0; is_check < 2; is_check++) {
+        told_progress told = {0};
+        CHECK_INT(work(path, is_check, &told), FST_OK);
+        CHECK_INT(told.done, size_of(path));
+        CHECK_INT(told.total, size_of(path));
+        CHECK_INT(told.went_back, 0);
+        CHECK(told.calls > 1);
+        told_progress cancelled = {.cancel_at = 1};
+        uint64_t before = size_of(manifest);
+        CHECK_INT(work(path, is_check, &cancelled), FST_E_CANCELLED);
+        CHECK_INT(cancelled.calls, 1); // and never again
+        CHECK_INT(size_of(manifest), before);
+    }
+}
+
+/// Ends a digest; the first bytes as a number.
+static uint64_t end_digest(fst_digest_state *state, size_t *size) {
+    unsigned char digest[FST_DIGEST_BYTES_MAX];
+    uint64_t value = 0;
+    if (fst_digest_end(state, digest, size, NULL) != FST_OK) return 0;
+    for (size_t i = 0; i < 8; i++) value = value << 8 | digest[i];
+    return value;
+}
+
+TEST(digests_of_pieces)
+{
+    // Of "abc", published with each function.
+    static const struct {
+        fst_digest digest;
+        size_t size;
+        uint64_t begins;
+    } known[] = {{FST_DIGEST_XXH3_64, 8, 0x78af5f94892f3950},
+                 {FST_DIGEST_XXH3_128, 16, 0x06b05ab6733a6185},
+                 {FST_DIGEST_BLAKE3, 32, 0x6437b3ac38465133},
+                 {FST_DIGEST_SHA256, 32, 0xba7816bf8f01cfea}};
+    fst_error error;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        fst_digest_state *state = NULL;
+        size_t size = 0;
+        fst_status status = fst_digest_begin(known[i].digest, &state, &error);
+        if (status == FST_E_UNSUPPORTED) continue; // no libcrypto
+        CHECK_INT(status, FST_OK);
+        CHECK_INT(fst_digest_update(state, "a", 1, &error), FST_OK);
+        CHECK_INT(fst_digest_update(state, NULL, 0, &error), FST_OK);
+        CHECK_INT(fst_digest_update(state, "bc", 2, &error), FST_OK);
+        CHECK_INT(end_digest(state, &size), known[i].begins);
+        CHECK_INT(size, known[i].size);
+        CHECK_INT(fst_digest_begin(known[i].digest, &state, &error), FST_OK);
+        fst_digest_drop(state);
+    }
+    CHECK_INT(fst_digest_begin((fst_digest)9, &(fst_digest_state *){NULL}, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_digest_begin(FST_DIGEST_BLAKE3, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_digest_update(NULL, "a", 1, &error), FST_E_ARGUMENT);
+    fst_digest_drop(NULL);
+    unsigned char digest[FST_DIGEST_BYTES_MAX];
+    CHECK_INT(fst_digest_end(NULL, digest, NULL, &error), FST_E_ARGUMENT);
 }

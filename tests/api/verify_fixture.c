@@ -41,7 +41,16 @@ const char *make_listed(const char *name, fst_digest digest, uint32_t chunk_byte
     return path;
 }
 
-void count_difference(void *context, const fst_error *difference) {
+static void count_difference(void *context, const fst_error *difference) {
     ++*(int *)context;
     if (difference->status != FST_E_DIGEST && difference->status != FST_E_NOT_FOUND) abort();
+}
+
+fst_status count_differences(const char *path, const char *manifest, int *count,
+                             fst_manifest_stats *stats, fst_error *error) {
+    fst_check_options options = {.struct_size = sizeof options,
+                                 .manifest = manifest,
+                                 .callback = count_difference,
+                                 .context = count};
+    return fst_manifest_check(path, &options, stats, error);
 }

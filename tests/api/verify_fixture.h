@@ -14,7 +14,8 @@ void flip(const char *path, uint64_t bit);
 uint64_t size_of(const char *path);
 /// A model of COUNT tensors with a manifest beside it; NULL: it could not be made.
 const char *make_listed(const char *name, fst_digest digest, uint32_t chunk_bytes);
-/// An fst_manifest_callback; the context is an int.
-void count_difference(void *context, const fst_error *difference);
+/// fst_manifest_check() by a manifest (NULL: the one beside it); *count grows by each difference.
+fst_status count_differences(const char *path, const char *manifest, int *count,
+                             fst_manifest_stats *stats, fst_error *error);
 
 #endif

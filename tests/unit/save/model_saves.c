@@ -189,17 +189,12 @@ int model_at(const char *path) {
     return found;
 }
 
-static void ignore_difference(void *context, const fst_error *difference) {
-    (void)context;
-    (void)difference;
-}
-
 int manifest_at(const char *path) {
     struct stat info;
     char manifest[600];
     bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     snprintf(manifest, sizeof manifest, "%s%s", path, is_folder ? "/model.manifest" : ".manifest");
     if (stat(manifest, &info) != 0) return 0;
-    return fst_manifest_check(path, manifest, ignore_difference, NULL, NULL, NULL) == FST_OK ? 1
-                                                                                             : -1;
+    fst_check_options options = {.struct_size = sizeof options, .manifest = manifest};
+    return fst_manifest_check(path, &options, NULL, NULL) == FST_OK ? 1 : -1;
 }

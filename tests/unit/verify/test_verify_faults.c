@@ -58,7 +58,9 @@ static fst_status sign_folder(fst_error *error) { return sign_with(NULL, error);
 static fst_status keep_signed(fst_error *error) { return sign_with(bundle, error); }
 
 static fst_status check_list(fst_error *error) {
-    return fst_manifest_check(folder, target, NULL, NULL, NULL, error);
+    return fst_manifest_check(
+        folder, &(fst_check_options){.struct_size = sizeof(fst_check_options), .manifest = target},
+        NULL, error);
 }
 
 static fst_status check_bundle(fst_error *error) {
@@ -66,7 +68,7 @@ static fst_status check_bundle(fst_error *error) {
     files.folder = folder;
     files.bundle = target;
     files.key = public_key;
-    return fst_bundle_check(&files, NULL, NULL, NULL, error);
+    return fst_bundle_check(&files, NULL, error);
 }
 
 typedef struct verify_kind {
