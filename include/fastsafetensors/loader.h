@@ -289,6 +289,24 @@ FST_API FST_NODISCARD fst_status fst_tensor_view_get(const fst_tensor *tensor, f
 FST_API FST_NODISCARD fst_status fst_tensor_read(const fst_tensor *tensor, void *target,
                                                  size_t size_bytes, fst_error *error);
 
+/// Bytes of a tensor, as they lie in its file.
+typedef struct fst_range {
+    size_t struct_size;  ///< sizeof(fst_range)
+    size_t index;        ///< the tensor
+    uint64_t begin, end; ///< of the tensor's bytes, begin <= i < end
+} fst_range;
+
+/// A view of a whole tensor, at once and for less than a load costs, where nothing is to be waited
+/// for: the page cache has the bytes of the range. It is a view as FST_MODE_MAP gives them; other
+/// bytes than the range's are read when they are touched. *out is the caller's reference; NULL
+/// where that is not so (the page cache does not have them, or does not tell), where the range is
+/// empty, where the tensor's place in the file is none for its dtype, where the file is no plain
+/// one (compressed, of a server), where the system does not map it, and where the model is held
+/// against a manifest: load it then. FST_E_ARGUMENT for a range beyond the tensor,
+/// FST_E_FILE_CHANGED for a file that is another than when it was opened. From any thread.
+FST_API FST_NODISCARD fst_status fst_range_view(fst_model *model, const fst_range *range,
+                                                fst_tensor **out, fst_error *error);
+
 /// One more reference; returns its argument. NULL gives NULL.
 FST_API fst_tensor *fst_tensor_ref(fst_tensor *tensor);
 

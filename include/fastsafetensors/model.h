@@ -165,6 +165,10 @@ typedef struct fst_part {
 FST_API FST_NODISCARD fst_status fst_part_copy(const fst_model *model, const fst_part *part,
                                                int *copied, fst_error *error);
 
+/// Whether the files are still the ones that were opened, by size and time of the last change:
+/// FST_E_FILE_CHANGED names one that is not. For who has taken views, when he is done with them.
+FST_API FST_NODISCARD fst_status fst_model_check(const fst_model *model, fst_error *error);
+
 /// Describes file `index`.
 FST_API FST_NODISCARD fst_status fst_model_file_info(const fst_model *model, size_t index,
                                                      fst_file_info *out, fst_error *error);

@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ._lazy_reads import Stored
+from ._lazy_reads import Bounds, Stored
 from ._lazy_tensor import LazyTensor, Reads, make_lazy
 from ._open import safe_open
 from ._readahead import ReadAhead
 from ._torch_installed import torch
 from ._torch_state import dtype_name
 from ._torch_tensors import make_item
-from ._view_geometry import Sizes, View
+from ._view_geometry import View
 
 
 class ConvertedReads:
@@ -51,11 +51,11 @@ class ConvertedReads:
             return None
         return make_lazy(self._guarded, stored)
 
-    def read(self, stored: Stored, begin: Sizes, end: Sizes) -> Any:
-        """Return a box as it is in the file."""
-        if end == stored.shape and not any(begin):
-            return self._file._take(stored.index, stored.name)
-        return self._file.get_slice(stored.name)[tuple(map(slice, begin, end))]
+    def read(self, stored: Stored, bounds: Bounds) -> tuple[Any, int | None, bool]:
+        """Return a box as it is in the file; what the file gives is the reader's."""
+        if bounds[1] == stored.shape and not any(bounds[0]):
+            return self._file._take(stored.index, stored.name), None, False
+        return self._file.get_slice(stored.name)[tuple(map(slice, *bounds))], None, False
 
     def convert(self, stored: Stored, view: View, dtype: Any) -> Any:
         """Return a whole tensor as another dtype of floats; None: torch has to do it."""

@@ -58,7 +58,7 @@ def parse_bytes(text: Any) -> int:
     if type(text) is int and text >= 0:
         return text
     words = text if type(text) is str else ""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", words)
+    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", words)
     if found is None or found.group(2).upper() not in _UNITS:
         raise ValueError(f'memory_limit: bytes or "2GiB" is expected, not {text!r}')
     return int(float(found.group(1)) * _UNITS[found.group(2).upper()])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boxes of a model's tensors, read when they are asked for, and ahead of that where it is clear.
 
-What was asked of one layer is expected of the next ones: of ``layers.1.q`` the boxes that were
-taken of ``layers.0.q``. Boxes that are expected are read together, in windows ahead of the program.
-A wrong guess costs time, never a wrong byte.
+What the page cache has is not read at all: it is used where it lies. What was asked of one layer is
+expected of the next ones: of ``layers.1.q`` the boxes that were taken of ``layers.0.q``. Boxes that
+are expected are read together, in windows ahead of the program. A wrong guess costs time, never a
+wrong byte.
 """
 
 from __future__ import annotations
@@ -19,36 +20,47 @@ from ._core import Loader, Model, error_class
 from ._load import open_load
 from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
-from ._torch_tensors import from_bytes, make_item
+from ._torch_tensors import from_bytes, make_item, spread
 from ._view_geometry import packed_strides
 
 MEMORY_LIMIT_BYTES = 256 << 20
-# Boxes below this are copied by the thread that asks where the page cache has them.
+# Boxes below this that are no views are copied by the thread that asks where the page cache has
+# them.
 _SMALL_BYTES = 64 << 10
+# A program that goes back takes up its way from there when the next tensor is this near.
+_NEAR = 16
 _LAYER = re.compile(r"\.(\d+)(?=\.)")
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
-# What was taken of a tensor of some layer: {name without its layer, dtype, shape: boxes}.
-Habits = dict[tuple[str, str, tuple[int, ...]], list[Bounds]]
+# What was taken of a tensor of some layer: {name without its layer, dtype, shape: boxes}. The boxes
+# are keys, in the order in which they were taken.
+Habits = dict[tuple[str, str, tuple[int, ...]], dict[Bounds, None]]
 
 
 class Stored:
     """A tensor of the files."""
 
     __slots__ = ("name", "index", "format_dtype", "dtype", "shape", "element_bytes", "nbytes",
-                 "habit", "place", "lock", "pitches")
+                 "habit", "place", "lock", "pitches", "file", "file_offset")
 
     def __init__(self, model: Model, name: str, place: int) -> None:
         """Look into the header; place: in the order in which the program gets the tensors."""
         self.name, self.place = name, place
         self.index = model.find(name)
-        self.format_dtype, shape, self.nbytes, *_ = model.info(self.index)
+        self.format_dtype, shape, self.nbytes, self.file, self.file_offset = model.info(self.index)
         self.dtype = torch_dtype(self.format_dtype)
         self.shape = torch_shape(self.format_dtype, shape)
         self.element_bytes = 0 if self.dtype is None else self.dtype.itemsize
         self.pitches = packed_strides(self.shape)
         self.habit = (_LAYER.sub(".*", name, count=1), self.format_dtype, self.shape)
         self.lock = threading.RLock()
+
+    def size_of(self, bounds: Bounds) -> int:
+        """Bytes of a box."""
+        size = self.element_bytes
+        for first, last in zip(*bounds, strict=True):
+            size *= last - first
+        return size
 
 
 def in_layers(names: Sequence[str]) -> list[str]:
@@ -66,7 +78,6 @@ class _Window:
     def __init__(self, loader: Loader, first: int, end: int) -> None:
         self.loader = loader
         self.first, self.end = first, end  # places of the tensors
-        self.left = 0
         self.before: _Window | None = None
         self.is_last = True
 
@@ -94,11 +105,13 @@ class LazyReads:
         self.stored = {name: Stored(model, name, at) for at, name in enumerate(names)}
         self._order = list(self.stored.values())
         self._limit = memory_limit
-        self._ahead = ahead
+        self._ahead = ahead and memory_limit > 0
         self._habits: Habits = {} if habits is None else habits
         self._expects = expects
-        self._copies = (options.get("device", "cpu") == "cpu" and options.get("mode") != "load"
-                        and options.get("cache", "auto") == "auto")
+        # What loads give may be views of the files, which all of them share.
+        self._shares = options.get("device", "cpu") == "cpu" and options.get("mode") != "load"
+        self._files: dict[tuple[int, Any, int], Any] = {}  # by file, dtype and phase
+        self._looks = self._shares and options.get("cache", "auto") == "auto"
         self.bytes_needed = 0
         self._bytes_read = 0
         self.loads = 0
@@ -111,6 +124,7 @@ class LazyReads:
         self._lock = threading.Lock()
         self._expected: dict[tuple[int, Bounds], tuple[_Window, int]] = {}
         self._window: _Window | None = None
+        self._last_back = -1
         for stored in self._order:
             stored.lock = threading.RLock()
 
@@ -124,35 +138,68 @@ class LazyReads:
                 window = window.before
             return self._bytes_read + running
 
-    def read(self, stored: Stored, begin: tuple[int, ...], end: tuple[int, ...]) -> Any:
-        """Return a box as a packed torch tensor.
+    def check_options(self) -> None:
+        """Raise what a load raises for an option that is none, before anything is asked for."""
+        for stored in self._order:
+            if stored.dtype is not None and stored.shape:
+                none = (0,) * len(stored.shape)
+                open_load(self.model, [self._item(stored, (none, none))], **self._options).close()
+                return
 
-        Raises what loads raise: the file and the tensor are named.
+    def read(self, stored: Stored, bounds: Bounds) -> tuple[Any, int | None, bool]:
+        """Return (tensor, where the stored one begins in it, whether its memory is shared).
+
+        It is a plain tensor: of the file's elements, the stored one's among them, or (None) the
+        box, packed. Who writes to shared memory changes what others read. Raises what loads raise:
+        the file and the tensor are named.
         """
-        bounds = (begin, end)
-        size = stored.element_bytes
-        for first, last in zip(begin, end, strict=True):
-            size *= last - first
+        size = stored.size_of(bounds)
+        at_hand = self._look(stored, bounds) if self._looks else None
         with self._lock:
             self.bytes_needed += size
             found = self._expected.pop((stored.place, bounds), None)
-            if found is None:
-                found = self._miss(stored, bounds, size)
-            else:
+            if found is not None:
                 self._hit(found[0])
+            elif at_hand is not None:
+                self._learn(stored, bounds)
+            else:
+                found = self._miss(stored, bounds)
+        if at_hand is not None:
+            return (*at_hand, True)
         if found is not None:
             try:
-                return make_item(found[0].loader, found[1])
+                return make_item(found[0].loader, found[1]), None, self._shares
             except (error_class(), OSError, MemoryError):
                 self._give_up(found[0])  # it may be another tensor's; this one is read alone
-        return self._read_alone(stored, bounds, size)
+        return self._read_alone(stored, bounds, size), None, self._shares
+
+    def _look(self, stored: Stored, bounds: Bounds) -> tuple[Any, int] | None:
+        """Return (the file's elements, where the tensor begins) where the page cache has the box.
+        """
+        first = end = 0
+        for low, high, pitch in zip(*bounds, stored.pitches, strict=True):
+            first += low * pitch
+            end += (high - 1) * pitch
+        size = stored.element_bytes
+        view = self.model.view_range(stored.index, first * size, (end + 1) * size)
+        if view is None:
+            return None
+        # One tensor a file and dtype: as many as there are tensors would be slow to make and keep.
+        begin, phase = divmod(stored.file_offset, size)
+        key = (stored.file, stored.dtype, phase)
+        elements = self._files.get(key)
+        if elements is None:
+            count = (self.model.file(stored.file)[1] - phase) // size
+            elements = spread(view, phase - stored.file_offset, count * size, stored.dtype)
+            self._files[key] = elements
+        return elements, begin
 
     def convert(self, stored: Stored, view: Any, dtype: Any) -> Any:
         """Leave it to torch: what is read ahead is as it is in the file."""
         return None
 
     def _read_alone(self, stored: Stored, bounds: Bounds, size: int) -> Any:
-        if self._copies and size <= _SMALL_BYTES:
+        if self._looks and size <= _SMALL_BYTES:
             key = tuple(map(slice, *bounds))
             copied = self.model.copy_slice(stored.index, key) if key else None
             if copied is not None:
@@ -177,34 +224,44 @@ class LazyReads:
             return stored.name
         return (stored.name, *format_box(stored.format_dtype, *bounds))
 
-    def _miss(self, stored: Stored, bounds: Bounds, size: int) -> tuple[_Window, int] | None:
-        """Learn, and begin a window with the box if there is something to expect behind it."""
-        known = self._habits.setdefault(stored.habit, [])
+    def _learn(self, stored: Stored, bounds: Bounds) -> bool:
+        """Remember what was taken; tell whether it is new."""
+        known = self._habits.setdefault(stored.habit, {})
         is_new = bounds not in known
-        if is_new:
-            known.append(bounds)
+        known[bounds] = None
+        return is_new
+
+    def _miss(self, stored: Stored, bounds: Bounds) -> tuple[_Window, int] | None:
+        """Learn, and begin a window with the box if there is something to expect behind it."""
+        is_new = self._learn(stored, bounds)
         if not self._ahead or is_new or self._is_passed(stored.place):
             return None
         self._open(stored.place, (stored, bounds))
         return self._expected.pop((stored.place, bounds), None)
 
     def _is_passed(self, place: int) -> bool:
-        """Tell whether the windows on their way go past a tensor, which was not expected then."""
+        """Tell whether the windows on their way go past a tensor, which was not expected then.
+
+        One that lies before them is used once more, by itself, unless the program goes on there.
+        """
         window = self._window
-        if window is None:
+        if window is None or place >= window.end:
             return False
-        return (window.before or window).first <= place < window.end
+        if (window.before or window).first <= place:
+            return True
+        goes_on = 0 < place - self._last_back <= _NEAR and self._last_back >= 0
+        self._last_back = place
+        return not goes_on
 
     def _hit(self, window: _Window) -> None:
         """Keep one window ahead of the one that is being used."""
-        window.left -= 1
-        if window.is_last:
+        if window.is_last and self._ahead:
             self._open(window.end, None)
 
     def _open(self, first: int, must: tuple[Stored, Bounds] | None) -> None:
         """Begin to read what is expected from a place on, at most half of the limit."""
         picked = [must] if must is not None else []
-        total = 0 if must is None else self._size(*must)
+        total = 0 if must is None else must[0].size_of(must[1])
         place = first
         while place < len(self._order):
             boxes, size = self._expect(self._order[place], must)
@@ -220,20 +277,18 @@ class LazyReads:
         if not picked:
             return
         items = [self._item(*one) for one in picked]
-        loader = open_load(self.model, items, **self._options)
+        try:
+            loader = open_load(self.model, items, **self._options)
+        except (error_class(), OSError, MemoryError):
+            self._ahead = False  # whoever needs one of them is told; nobody else
+            return
         self.loads += 1
         self.boxes_ahead += len(picked)
         window = _Window(loader, first, place)
-        window.before, window.left = self._window, len(picked)
+        window.before = self._window
         self._window = window
         for number, (stored, bounds) in enumerate(picked):
             self._expected[stored.place, bounds] = (window, number)
-
-    def _size(self, stored: Stored, bounds: Bounds) -> int:
-        size = stored.element_bytes
-        for first, last in zip(*bounds, strict=True):
-            size *= last - first
-        return size
 
     def _expect(
         self, stored: Stored, must: tuple[Stored, Bounds] | None
@@ -244,16 +299,14 @@ class LazyReads:
             return [], 0
         boxes = [(stored, bounds) for bounds in known
                  if (stored, bounds) != must and (stored.place, bounds) not in self._expected]
-        return boxes, sum(self._size(*box) for box in boxes)
+        return boxes, sum(stored.size_of(bounds) for _, bounds in boxes)
 
     def _drop(self, window: _Window | None) -> None:
         """Let go of what nobody has taken of a window; what is taken late is read alone."""
         while window is not None:
             for place, bounds in [key for key, (of, _) in self._expected.items() if of is window]:
                 del self._expected[place, bounds]
-                known = self._habits.get(self._order[place].habit, [])
-                if bounds in known:
-                    known.remove(bounds)  # it is no habit
+                self._habits.get(self._order[place].habit, {}).pop(bounds, None)  # it is no habit
             self._bytes_read += int(window.loader.stats()["bytes_read"])
             window.loader.close()
             window = window.before
@@ -262,11 +315,12 @@ class LazyReads:
         with self._lock:
             for key in [key for key, (of, _) in self._expected.items() if of is window]:
                 del self._expected[key]
-            window.left = 0
 
     def close(self) -> None:
         """Let go of what was read ahead; tensors handed out stay valid, and may still read."""
         with self._lock:
+            self._ahead = False
+            self._files.clear()
             self._expected.clear()
             window, self._window = self._window, None
             while window is not None:

@@ -4,6 +4,7 @@
 A LazyTensor is a torch.Tensor with the shape, dtype and device of what a file has, and no memory.
 Operations that give views give another one, by arithmetic; a copy to the meta device reads nothing;
 anything else reads the smallest box that covers the view, once, and goes on with a plain tensor.
+What may write to that has a copy of its own: the file's pages are everybody's.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import _view_geometry as geometry
-from ._lazy_reads import Stored
+from ._lazy_reads import Bounds, Stored
 from ._torch_installed import torch as _torch
-from ._view_geometry import Sizes, View
+from ._view_geometry import View
 
 _Tensor = _torch.Tensor
 _plainly = _torch._C.DisableTorchFunctionSubclass
 _make = _Tensor._make_wrapper_subclass
+# What torch's own code finds at an address that is none is an error then, where it would write.
+_forbid = getattr(_torch._C, "_set_throw_on_mutable_data_ptr", lambda tensor: None)
 
 
 class Reads(Protocol):
@@ -27,8 +30,12 @@ class Reads(Protocol):
     device: Any
     keeps_promises: bool  # False: what to() gives is a plain tensor
 
-    def read(self, stored: Stored, begin: Sizes, end: Sizes) -> Any:
-        """Return a box as a packed plain tensor."""
+    def read(self, stored: Stored, bounds: Bounds) -> tuple[Any, int | None, bool]:
+        """Return (plain tensor, where the stored one begins in it, whether its memory is shared).
+
+        None: it is the box.
+        """
+        ...
 
     def convert(self, stored: Stored, view: View, dtype: Any) -> Any:
         """Return a view as another dtype; None: torch has to do it."""
@@ -40,7 +47,7 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
     _reads: Reads
     _stored: Stored
     _view: View
-    _data: Any  # the plain tensor, once it was read
+    _cell: list[Any]  # [the plain tensor once it was read, whether its memory is shared]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,8 +56,8 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
         if handler is not None:
             own = args[0] if args else None
             if isinstance(own, LazyTensor):
-                data = own._data
-                if data is not None and handler in _VIEW_MAKERS:
+                data, is_shared = own._cell
+                if data is not None and not is_shared and handler in _VIEW_MAKERS:
                     return func(data, *args[1:], **(kwargs or {}))
                 result = handler(func, args, kwargs or {})
                 if result is not NotImplemented:
@@ -64,7 +71,7 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
             return _alias(args[0])
         if func is _COPY and args[0].device.type == "meta" and isinstance(args[1], LazyTensor):
             return func(args[0], _twin(args[1]), *args[2:], **(kwargs or {}))
-        return func(*_read_all(args), **_read_all(kwargs or {}))
+        return _call(func, args, kwargs or {}, func._schema.is_mutable)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the plain tensor."""
@@ -87,8 +94,9 @@ def _promise(reads: Reads, stored: Stored, view: View) -> LazyTensor:
     )
     # One assignment, not four: there are tens of thousands of tensors.
     made.__dict__ = {  # pyright: ignore[reportAttributeAccessIssue]
-        "_reads": reads, "_stored": stored, "_view": view, "_data": None,
+        "_reads": reads, "_stored": stored, "_view": view, "_cell": [None, False],
     }
+    _forbid(made)
     return made
 
 
@@ -97,53 +105,123 @@ def _another(own: LazyTensor, view: View) -> LazyTensor:
 
 
 def _alias(own: LazyTensor) -> LazyTensor:
-    """Another promise of the same view, on the same memory where that was read."""
+    """Another promise of the same view, and of the same memory when it is read."""
     made = _another(own, own._view)
-    made._data = own._data
+    made._cell = own._cell
     return made
 
 
 def read(own: LazyTensor) -> Any:
     """Return the plain tensor; it is read at the first call."""
-    if own._data is not None:
-        return own._data
+    cell = own._cell
+    if cell[0] is not None:
+        return cell[0]
     with own._stored.lock:
-        if own._data is None:
-            own._data = _read_view(own)
-        return own._data
+        if cell[0] is None:
+            data, cell[1] = _read_view(own)
+            cell[0] = data
+        return cell[0]
 
 
-def _read_view(own: LazyTensor) -> Any:
+def _take(own: LazyTensor) -> Any:
+    """Return the plain tensor on memory that is nobody else's."""
+    with own._stored.lock:
+        data = read(own)
+        if own._cell[1]:
+            own._cell[:] = data.clone(), False
+        return own._cell[0]
+
+
+def _read_view(own: LazyTensor) -> tuple[Any, bool]:
+    """(plain tensor, whether its memory is shared)."""
     stored, view = own._stored, own._view
     if 0 in view.sizes:
-        return _torch.empty(view.sizes, dtype=stored.dtype, device=own._reads.device)
+        return _torch.empty(view.sizes, dtype=stored.dtype, device=own._reads.device), False
     box = geometry.cover(stored.shape, stored.pitches, view)
-    data = own._reads.read(stored, box.begin, box.end)
+    data, begin, is_shared = own._reads.read(stored, (box.begin, box.end))
+    if begin is not None:
+        return data.as_strided(view.sizes, view.strides, begin + view.offset), is_shared
     inside = box.view
-    if inside is None:
-        return data
-    return data.as_strided(inside.sizes, inside.strides, data.storage_offset() + inside.offset)
+    if inside is not None:
+        data = data.as_strided(inside.sizes, inside.strides, data.storage_offset() + inside.offset)
+    return data, is_shared
 
 
-def _read_all(thing: Any) -> Any:
+def _replace(thing: Any, by: Callable[[LazyTensor], Any]) -> Any:
     """Replace promises by what they stand for, in arguments of any nesting."""
     if isinstance(thing, LazyTensor):
-        return read(thing)
+        return by(thing)
     if type(thing) in (tuple, list):
-        return type(thing)([_read_all(part) for part in thing])
+        return type(thing)([_replace(part, by) for part in thing])
     if type(thing) is dict:
-        return {key: _read_all(part) for key, part in thing.items()}
+        return {key: _replace(part, by) for key, part in thing.items()}
     return thing
+
+
+def _call(func: Any, args: Any, kwargs: Any, writes: bool) -> Any:
+    """Call a function with plain tensors; shared memory stays as it is."""
+    shared: set[int] = set()
+
+    def look(own: LazyTensor) -> Any:
+        data = read(own)
+        if own._cell[1]:
+            shared.add(data.untyped_storage().data_ptr())
+        return data
+
+    if not writes:
+        result = func(*_replace(args, look), **_replace(kwargs, look))
+        if not shared or not _is_on(result, shared):
+            return result
+    return func(*_replace(args, _take), **_replace(kwargs, _take))
+
+
+def _is_on(result: Any, addresses: set[int]) -> bool:
+    """Tell whether a result has memory of what it was made of: who gets it may write to it."""
+    if isinstance(result, _Tensor):
+        try:
+            return result.untyped_storage().data_ptr() in addresses
+        except (RuntimeError, NotImplementedError):  # of a kind without memory
+            return False
+    return isinstance(result, (tuple, list)) and any(_is_on(part, addresses) for part in result)
+
+
+_known_writers: dict[Any, bool] = {}
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    """Tell whether a function may write to what it is given, or hands out where that lies."""
+    known = _known_writers.get(func)
+    if known is None:
+        name = getattr(func, "__name__", "")
+        known = name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+        _known_writers[func] = known
+    return known or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_WRITERS = {
+    "__set__", "__setitem__", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage",
+    "storage", "_typed_storage", "share_memory", *(f"__i{name}__" for name in _OPERATORS),
+}
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function with plain tensors, but for copies to the meta device."""
-    if func is _Tensor.copy_ and len(args) == 2 and type(args[1]) is LazyTensor:
-        if not args[0].is_meta:
-            return func(args[0], read(args[1]), **kwargs)
+    if func is _Tensor.copy_ and len(args) >= 2 and type(args[1]) is LazyTensor:
+        target = args[0]
+        if type(target) is LazyTensor:
+            target = _take(target)
+        if not target.is_meta:
+            return func(target, read(args[1]), *args[2:], **kwargs)
         with _plainly():
             return func(*args, **kwargs)  # whoever counts copies sees it on its way
-    return func(*_read_all(args), **_read_all(kwargs))
+    if func in _LIKE and len(args) == 2 and type(args[1]) is LazyTensor:
+        return func(args[0], _twin(args[1]))
+    return _call(func, args, kwargs, _writes(func, kwargs))
+
+
+# Of these the second tensor's shape is all that matters.
+_LIKE = {_Tensor.expand_as, _Tensor.view_as, _Tensor.reshape_as}
 
 
 def _twin(own: LazyTensor) -> Any:
@@ -270,6 +348,17 @@ def _same(func: Any, args: Any, kwargs: Any) -> Any:
     return _alias(args[0])
 
 
+def _as_strided(func: Any, args: Any, kwargs: Any) -> Any:
+    """By the places in the file: what was read may lie elsewhere."""
+    own = args[0]
+    data, is_shared = own._cell
+    if data is not None and not is_shared:
+        place = View(tuple(data.shape), data.stride(), data.storage_offset())
+        if place == own._view or data.shape != own._view.sizes:
+            return func(data, *args[1:], **kwargs)
+    return _ask_torch(func, args, kwargs)
+
+
 def _own_if_packed(func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs or len(args) > 1 or not geometry.is_packed(args[0]._view):
         return NotImplemented
@@ -298,7 +387,7 @@ def _own_if_there(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if dtype in (None, own._stored.dtype):
         return own if own._reads.keeps_promises else read(own)
-    converted = own._reads.convert(own._stored, own._view, dtype) if own._data is None else None
+    converted = own._reads.convert(own._stored, own._view, dtype) if own._cell[0] is None else None
     return NotImplemented if converted is None else converted
 
 
@@ -309,17 +398,41 @@ def _without_bytes(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
+    data = args[0]._cell[0]
+    if data is not None and data.shape != args[0]._view.sizes:
+        return func(data, *args[1:], **kwargs)  # changed in place: unsqueeze_() and the like
     with _plainly():
         return func(*args, **kwargs)
 
 
-def _keep_gradient(func: Any, args: Any, kwargs: Any) -> Any:
-    """requires_grad_(False) of what is a Parameter; anything else reads."""
+def _identity(func: Any, args: Any, kwargs: Any) -> Any:
+    with _plainly():
+        return func(*args, **kwargs)
+
+
+def _of_data(func: Any, args: Any, kwargs: Any) -> Any:
+    """What a tensor has that was read, and a promise has not: a gradient, a count of changes."""
+    data = args[0]._cell[0]
+    if data is not None:
+        return func(data, *args[1:], **kwargs)
+    return _identity(func, args, kwargs)
+
+
+def _type(func: Any, args: Any, kwargs: Any) -> Any:
+    """The name of its type, or another type."""
+    return NotImplemented if len(args) > 1 or kwargs else func(_torch.empty(
+        0, dtype=args[0]._stored.dtype, device=args[0]._reads.device))
+
+
+def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
+    """requires_grad_(), of what is a Parameter as well; gradients need memory of one's own."""
+    own = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     if wanted:
-        return NotImplemented
-    with _plainly():
-        return func(*args, **kwargs)
+        own._cell = [_take(own).detach().requires_grad_(True), False]
+    elif own._cell[0] is not None and own._cell[0].requires_grad:
+        own._cell[0].requires_grad_(False)
+    return own
 
 
 def _find(names: str) -> list[Any]:
@@ -349,19 +462,22 @@ _TABLE: tuple[tuple[str, _Handler], ...] = (
     ("unbind __iter__", _parts),
     ("chunk", _chunk),
     ("squeeze expand expand_as view_as flatten unflatten ravel movedim moveaxis split "
-     "split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold as_strided reshape_as",
+     "split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold reshape_as",
      _ask_torch),
+    ("as_strided", _as_strided),
     ("detach data alias", _same),
     ("contiguous", _own_if_packed),
     ("to cpu", _own_if_there),
     ("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full",
      _without_bytes),
-    ("requires_grad_", _keep_gradient),
+    ("requires_grad_", _set_gradient),
+    ("type", _type),
     ("shape size stride storage_offset dim ndim ndimension dtype device layout numel nelement "
      "is_contiguous element_size itemsize nbytes is_floating_point is_complex is_cuda is_cpu "
-     "is_meta is_sparse is_quantized is_xpu is_leaf requires_grad grad grad_fn __len__ get_device "
-     "is_signed is_inference _is_view is_nested __hash__ retains_grad is_conj is_neg names",
-     _attribute),
+     "is_meta is_sparse is_sparse_csr is_mkldnn is_quantized is_xpu __len__ get_device is_signed "
+     "is_inference _is_view is_nested is_conj is_neg names has_names", _attribute),
+    ("__hash__", _identity),
+    ("is_leaf requires_grad grad grad_fn retains_grad _version output_nr", _of_data),
 )
 _HANDLERS: dict[Any, _Handler] = {
     func: handler for names, handler in _TABLE for func in _find(names)
@@ -369,7 +485,8 @@ _HANDLERS: dict[Any, _Handler] = {
 # Of a tensor that was read these are torch's to do.
 _VIEW_MAKERS = {
     handler for names, handler in _TABLE
-    if handler not in (_attribute, _keep_gradient, _own_if_there, _same)
+    if handler not in (_attribute, _identity, _of_data, _set_gradient, _own_if_there, _same,
+                       _as_strided, _type, _own_if_packed, _without_bytes)
 }
 _COPY = _torch.ops.aten.copy_.default
 _ALIASES = {_torch.ops.aten.detach.default, _torch.ops.aten.alias.default}

@@ -7,7 +7,7 @@ import contextlib
 from functools import cache
 from typing import Any
 
-from ._core import DTYPES, Tensor, dlpack_probe
+from ._core import DTYPES, Tensor, dlpack_at, dlpack_probe
 from ._dtypes import check_wish, converted_dtype
 from ._gpu import load_options
 from ._request import choose_names
@@ -107,6 +107,13 @@ def wrap(tensor: Tensor) -> Any:
     elif target is None:
         return _packed(data, tensor.dtype, tensor.shape)
     return data.view(target).reshape(shape)
+
+
+def spread(view: Tensor, offset: int, size: int, dtype: Any) -> Any:
+    """The memory around a view, from `offset` of it on, as a tensor that keeps the view."""
+    where = (1, 0)  # the processors
+    capsule = dlpack_at(view.data_ptr + offset, (size,), (1,), "U8", where, view)
+    return _import_capsule(capsule).view(dtype)
 
 
 def from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Any | None:

@@ -89,8 +89,8 @@ def index(view: View, key: Any) -> View | None:
         if part is None:
             found = unsqueeze(result, dim)
             dim += 1
-        elif type(part) is int:
-            found = select(result, dim, part)
+        elif (number := _number(part)) is not None:
+            found = select(result, dim, number)
         elif type(part) is slice:
             found = _cut(result, dim, part)
             dim += 1
@@ -102,9 +102,22 @@ def index(view: View, key: Any) -> View | None:
     return result
 
 
+def _number(thing: Any) -> int | None:
+    """A number as torch takes it for an index: int's or numpy's, no tensor and no truth."""
+    if type(thing) is int:
+        return thing
+    # Of numpy's, numbers can't be assigned to, arrays can.
+    if type(thing) is bool or hasattr(thing, "__setitem__"):
+        return None
+    try:
+        return operator.index(thing)
+    except TypeError:
+        return None
+
+
 def _cut(view: View, dim: int, part: slice) -> View | None:
     for number in (part.start, part.stop, part.step):
-        if number is not None and type(number) is not int:
+        if number is not None and _number(number) is None:
             return None
     if part.step is not None and part.step <= 0:
         return None

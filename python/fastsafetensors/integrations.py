@@ -105,10 +105,10 @@ class _GuardedReads:
         self.device = reads.device
         self._original = original
 
-    def read(self, stored: Any, begin: Any, end: Any) -> Any:
-        part = tuple(map(slice, begin, end))
-        return _try(lambda: self._reads.read(stored, begin, end),
-                    lambda: self._original(stored.name)[part])
+    def read(self, stored: Any, bounds: Any) -> Any:
+        part = tuple(map(slice, *bounds))
+        return _try(lambda: self._reads.read(stored, bounds),
+                    lambda: (self._original(stored.name)[part], None, False))
 
     def convert(self, stored: Any, view: Any, dtype: Any) -> Any:
         return _try(lambda: self._reads.convert(stored, view, dtype),

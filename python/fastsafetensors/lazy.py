@@ -43,7 +43,7 @@ class LazyModel:
         mode: as in load_file.
         threads: of a load; 0: as many as the process may use, at most 16.
         gds, cache: as in load_file.
-        memory_limit: bytes that may be read ahead of their use.
+        memory_limit: bytes that may be read ahead of their use; 0: nothing is.
         ahead: False: nothing is read but what is used.
         names: which tensors; all others are left out.
         filter: name -> whether to keep it.
@@ -91,6 +91,7 @@ class LazyModel:
             self._model, self._options, names=order, memory_limit=memory_limit, ahead=ahead,
             habits=self.habits, expects=expects,
         )
+        self._reads.check_options()
 
     def keys(self) -> list[str]:
         """Names of all tensors in the order in which iteration gives them."""
@@ -134,6 +135,14 @@ class LazyModel:
         return {"bytes_needed": reads.bytes_needed, "bytes_read": reads.bytes_read,
                 "loads": reads.loads, "boxes_ahead": reads.boxes_ahead}
 
+    def check(self) -> None:
+        """Raise a SafetensorError where a file was changed in place since it was opened.
+
+        What was used by then may be of either: end with it where that matters. Leaving a `with`
+        does.
+        """
+        self._model.check()
+
     def close(self) -> None:
         """Let go of what was read ahead. Tensors stay valid, and the files open while they do."""
         self._reads.close()
@@ -148,5 +157,7 @@ class LazyModel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close it; a SafetensorError where a file was changed in place meanwhile."""
         self.close()
+        if kind is None:
+            self.check()

@@ -349,6 +349,35 @@ static PyObject *model_copy_slice(PyObject *self, PyObject *const *args, Py_ssiz
     return result;
 }
 
+/// view_range(index, begin, end): a view of the whole tensor, or None.
+static PyObject *model_view_range(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    fst_range range = {.struct_size = sizeof range};
+    fst_tensor *tensor = NULL;
+    fst_error error;
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "view_range() takes an index, begin and end");
+    range.index = PyLong_AsSize_t(args[0]);
+    if (!PyErr_Occurred()) range.begin = PyLong_AsUnsignedLongLong(args[1]);
+    if (!PyErr_Occurred()) range.end = PyLong_AsUnsignedLongLong(args[2]);
+    fst_model *model = PyErr_Occurred() ? NULL : model_of(self);
+    if (model == NULL) return NULL;
+    module_state *state = fstpy_state(Py_TYPE(self));
+    // With the interpreter's lock: nothing is waited for.
+    if (fst_range_view(model, &range, &tensor, &error) != FST_OK) return fstpy_raise(state, &error);
+    if (tensor == NULL) Py_RETURN_NONE;
+    return fstpy_tensor_wrap(state, tensor);
+}
+
+static PyObject *model_check(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_error error;
+    fst_model *model = model_of(self);
+    if (model == NULL) return NULL;
+    if (fst_model_check(model, &error) != FST_OK)
+        return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    Py_RETURN_NONE;
+}
+
 static PyObject *metadata_dict(const fst_model *model, size_t file_index, size_t count) {
     PyObject *result = PyDict_New();
     for (size_t i = 0; result != NULL && i < count; i++) {
@@ -433,6 +462,11 @@ static PyMethodDef model_methods[] = {
      "selects "
      "of tensor `index`; None where it is another, not small, all of the tensor, or not in the "
      "page cache."},
+    {"view_range", (PyCFunction)(void (*)(void))model_view_range, METH_FASTCALL,
+     "view_range(index, begin, end): a view of tensor `index`, all of it, where the page cache has "
+     "its bytes from begin to end; else None."},
+    {"check", model_check, METH_NOARGS,
+     "Raises where a file is another one than when it was opened, by size and time."},
     {"metadata", model_metadata, METH_O, "__metadata__ of file `index`, or None without one."},
     {"file", model_file, METH_O,
      "(path, bytes, header bytes, tensors, header reads) of file `index`."},

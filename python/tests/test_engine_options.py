@@ -38,8 +38,9 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("given", [
     {"treads": 1}, {"threads": -1}, {"threads": True}, {"threads": "2"}, {"memory_limit": "much"},
-    {"memory_limit": -1}, {"memory_limit": 1.5}, {"mode": "fast"}, {"plan": True}, {"gds": "on"},
-    {"verify": 3}, {"public_key": 3}, {"progress": "no"}, {"mode": []},
+    {"memory_limit": -1}, {"memory_limit": 1.5}, {"memory_limit": "9" * 400 + "GiB"},
+    {"mode": "fast"}, {"plan": True}, {"gds": "on"}, {"verify": 3}, {"public_key": 3},
+    {"progress": "no"}, {"mode": []},
 ], ids=str)
 def test_bad_options_are_named(given):
     with pytest.raises(ValueError, match=next(iter(given))):

@@ -6,6 +6,7 @@
 #include "fastsafetensors.h"
 #include "fastsafetensors/experimental.h"
 #include "loader/loader.h"
+#include "model/model.h"
 
 static fst_status check_options(const fst_load_options *options, fst_error *error) {
     API_REQUIRE((unsigned)options->mode < FST_MODE_COUNT, error, "unknown mode %d",
@@ -124,6 +125,18 @@ fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats,
     // The handle is const for the caller; counting under its lock is not seen.
     FST_TRY(fsti_loader_stats((fst_loader *)(uintptr_t)loader, &full, error));
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
+}
+
+fst_status fst_range_view(fst_model *model, const fst_range *range, fst_tensor **out,
+                          fst_error *error) {
+    fst_range known = {.struct_size = sizeof known};
+    API_REQUIRE(out != NULL, error, "out is NULL");
+    *out = NULL;
+    API_REQUIRE(model != NULL && range != NULL, error, "model or range is NULL");
+    FST_TRY(fsti_api_copy_struct(&known, sizeof known, range, range->struct_size, error));
+    API_REQUIRE(known.index < fsti_model_entry_count(model), error, "tensor index %zu of %zu",
+                known.index, fsti_model_tensor_count(model));
+    return fsti_range_view(model, &known, out, error);
 }
 
 fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out, fst_error *error) {

@@ -104,6 +104,11 @@ fst_status fst_model_find(const fst_model *model, const char *name, size_t name_
     return fsti_model_find(model, name, name_size, index, error);
 }
 
+fst_status fst_model_check(const fst_model *model, fst_error *error) {
+    API_REQUIRE(model != NULL, error, "model is NULL");
+    return fsti_model_check(model, error);
+}
+
 fst_status fst_part_copy(const fst_model *model, const fst_part *part, int *copied,
                          fst_error *error) {
     fst_part known = {.struct_size = sizeof known};

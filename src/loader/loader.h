@@ -23,6 +23,10 @@ void fsti_loader_cancel(fst_loader *loader);
 void fsti_loader_close(fst_loader *loader);
 fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_error *error);
 
+/// As fst_range_view(); the index is in range, *out is NULL.
+fst_status fsti_range_view(fst_model *model, const fst_range *range, fst_tensor **out,
+                           fst_error *error);
+
 void fsti_tensor_view(const fst_tensor *tensor, fst_tensor_view *out);
 /// `target` has room for the tensor's bytes.
 fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *error);

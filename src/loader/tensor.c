@@ -10,7 +10,7 @@ struct fst_tensor {
     fsti_header *header; ///< owns name and whole shapes
     fsti_buffer *buffer; ///< owns data; NULL when the caller does
     fst_tensor_view view;
-    uint64_t slice_shape[]; ///< view.shape of a slice
+    uint64_t shape[]; ///< view.shape
 };
 
 void fsti_tensor_view(const fst_tensor *tensor, fst_tensor_view *out) { *out = tensor->view; }
@@ -117,16 +117,10 @@ static fst_status locate(fst_loader *loader, const tensor_source *source, fsti_b
     return FST_OK;
 }
 
-fst_status fsti_tensor_make(fst_loader *loader, const tensor_source *source, fst_tensor **out,
-                            fst_error *error) {
-    const fsti_plan_item *item = source->item;
-    fsti_header *header = loader->model->files[item->file].header;
-    const fsti_tensor *entry = &header->tensors[item->tensor];
-    bool is_slice = source->want->slice_begin != NULL;
-    size_t shape_bytes = is_slice ? entry->rank * sizeof(uint64_t) : 0;
-    char *data;
-    fsti_buffer *buffer;
-    FST_TRY(locate(loader, source, &buffer, &data, error));
+/// A tensor on view->data. Takes over `buffer`, which owns that; on failure as well.
+static fst_status make_tensor(fsti_header *header, fsti_buffer *buffer, const fst_tensor_view *view,
+                              fst_tensor **out, fst_error *error) {
+    size_t shape_bytes = view->rank * sizeof(uint64_t);
     fst_tensor *tensor = fsti_alloc(sizeof *tensor + shape_bytes);
     if (tensor == NULL) {
         fsti_buffer_unref(buffer);
@@ -135,16 +129,64 @@ fst_status fsti_tensor_make(fst_loader *loader, const tensor_source *source, fst
     fsti_refcount_init(&tensor->refs);
     tensor->header = fsti_header_ref(header);
     tensor->buffer = buffer;
-    if (is_slice && shape_bytes > 0) memcpy(tensor->slice_shape, item->shape, shape_bytes);
-    tensor->view = (fst_tensor_view){.name = fsti_header_name(header, entry),
-                                     .name_size = entry->name_size,
-                                     .dtype = source->want->dtype,
-                                     .rank = entry->rank,
-                                     .shape = is_slice ? tensor->slice_shape : item->shape,
-                                     .size_bytes = item->size_bytes,
-                                     .data = data,
-                                     .writable = buffer == NULL || buffer->writable,
-                                     .device = loader->device_id};
+    if (shape_bytes > 0) memcpy(tensor->shape, view->shape, shape_bytes);
+    tensor->view = *view;
+    tensor->view.shape = tensor->shape;
+    tensor->view.writable = buffer == NULL || buffer->writable;
     *out = tensor;
     return FST_OK;
+}
+
+fst_status fsti_tensor_make(fst_loader *loader, const tensor_source *source, fst_tensor **out,
+                            fst_error *error) {
+    const fsti_plan_item *item = source->item;
+    fsti_header *header = loader->model->files[item->file].header;
+    const fsti_tensor *entry = &header->tensors[item->tensor];
+    char *data;
+    fsti_buffer *buffer;
+    FST_TRY(locate(loader, source, &buffer, &data, error));
+    fst_tensor_view view = {.name = fsti_header_name(header, entry),
+                            .name_size = entry->name_size,
+                            .dtype = source->want->dtype,
+                            .rank = entry->rank,
+                            .shape = item->shape,
+                            .size_bytes = item->size_bytes,
+                            .data = data,
+                            .device = loader->device_id};
+    return make_tensor(header, buffer, &view, out, error);
+}
+
+/// Whether bytes begin <= i < end of a tensor are in the page cache, and may be handed out as they
+/// lie in the file.
+static bool is_at_hand(const fst_model *model, const model_file *file, const fsti_tensor *entry,
+                       const fst_range *range) {
+    uint64_t first = file->header->data_begin + entry->begin, resident = 0;
+    uint64_t size = range->end - range->begin;
+    if (model->verification != NULL || entry->end == entry->begin || size == 0) return false;
+    if (first % fsti_dtype_alignment((fst_dtype)entry->dtype) != 0) return false;
+    return fsti_file_resident(file->file, first + range->begin, first + range->end, &resident) &&
+           resident >= size;
+}
+
+fst_status fsti_range_view(fst_model *model, const fst_range *range, fst_tensor **out,
+                           fst_error *error) {
+    model_entry place = fsti_model_entry(model, range->index);
+    const model_file *file = &model->files[place.file];
+    fsti_header *header = file->header;
+    const fsti_tensor *entry = &header->tensors[place.tensor];
+    fsti_buffer *mapping;
+    if (range->begin > range->end || range->end > entry->end - entry->begin)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "range beyond the tensor");
+    FST_TRY(fsti_file_check(file->file, error));
+    if (!is_at_hand(model, file, entry, range)) return FST_OK;
+    // Where the system refuses to map there is no view: what is read needs none.
+    if (fsti_model_mapping(model, place.file, true, &mapping, NULL) != FST_OK) return FST_OK;
+    fst_tensor_view view = {.name = fsti_header_name(header, entry),
+                            .name_size = entry->name_size,
+                            .dtype = (fst_dtype)entry->dtype,
+                            .rank = entry->rank,
+                            .shape = fsti_header_shape(header, entry),
+                            .size_bytes = entry->end - entry->begin,
+                            .data = mapping->data + header->data_begin + entry->begin};
+    return make_tensor(header, mapping, &view, out, error);
 }

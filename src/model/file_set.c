@@ -194,6 +194,12 @@ void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *o
     out->compressed_count = file->packed->packed_count;
 }
 
+fst_status fsti_model_check(const fst_model *model, fst_error *error) {
+    for (size_t i = 0; i < model->file_count; i++)
+        FST_TRY(fsti_file_check(model->files[i].file, error));
+    return FST_OK;
+}
+
 void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry_index,
                          fst_metadata_entry *out) {
     const fsti_header *header = model->files[file_index].header;

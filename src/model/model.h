@@ -196,6 +196,7 @@ size_t fsti_model_tensor_count(const fst_model *model);
 /// As fst_part_copy(); the index is in range.
 fst_status fsti_part_copy(const fst_model *model, const fst_part *part, int *copied,
                           fst_error *error);
+fst_status fsti_model_check(const fst_model *model, fst_error *error);
 size_t fsti_model_entry_count(const fst_model *model);
 size_t fsti_model_file_count(const fst_model *model);
 /// `index` is in range.

@@ -61,6 +61,21 @@ TEST(small_parts_are_copied_at_once)
     fst_model_close(model);
 }
 
+TEST(files_that_change_are_told)
+{
+    const char *path = fixture_model("changes.safetensors", "{" U8("a", 0, 2) "}", 2);
+    fst_model *model;
+    fst_error error;
+    CHECK_INT(open_path(path, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_check(model, NULL), FST_OK);
+    CHECK_INT(fst_model_check(NULL, NULL), FST_E_ARGUMENT);
+    FILE *stream = fopen(path, "ae");
+    CHECK(stream != NULL && fputc(0, stream) == 0 && fclose(stream) == 0);
+    CHECK_INT(fst_model_check(model, &error), FST_E_FILE_CHANGED);
+    CHECK(strstr(error.file, "changes.safetensors") != NULL);
+    fst_model_close(model);
+}
+
 TEST(one_file)
 {
     const char *path = fixture_model(

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What else is done to tensors that read when they are used: writes, changed files, odd orders."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fastsafetensors._lazy_reads as lazy_reads  # noqa: E402
+from fastsafetensors import SafetensorError  # noqa: E402
+from fastsafetensors.lazy import LazyModel  # noqa: E402
+from fastsafetensors.torch import save_file  # noqa: E402
+
+ROWS, COLUMNS, LAYERS = 12, 8, 40
+ALL = ROWS * COLUMNS * 4
+
+
+def tensor(number: int, rows: int = ROWS) -> Any:
+    return torch.arange(number, number + rows * COLUMNS * 1.0).reshape(rows, COLUMNS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_file({f"layers.{i}.w": tensor(i) for i in range(LAYERS)}, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+W = "layers.3.w"
+
+
+def fill_numpy(t: Any) -> None:
+    t.numpy()[:] = 7
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "in place": lambda t: t.mul_(2),
+    "item": lambda t: t.__setitem__(1, 0),
+    "operator": lambda t: t.__iadd__(1),
+    "of a part": lambda t: t[1:3].zero_(),
+    "of a part that was read": lambda t: (t.sum(), t[1:3].zero_()),
+    "data": lambda t: t.data.fill_(5),
+    "out": lambda t: torch.add(t.clone(), 1, out=t),
+    "numpy": fill_numpy,
+    "what float() gives": lambda t: t.float().mul_(2),
+    "other dtype's view": lambda t: t.view(torch.int32).zero_(),
+    "many at once": lambda t: torch._foreach_zero_([t]),
+    "relu": lambda t: torch.nn.functional.leaky_relu(t, -3.0, inplace=True),
+    "relu of what is negative": lambda t: torch.nn.functional.relu(t.neg_(), inplace=True),
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "map", "load"])
+@pytest.mark.parametrize("write", WRITES, ids=str)
+def test_writes_are_seen_by_nobody_else(path: Path, write: str, mode: str) -> None:
+    model = LazyModel(path, mode=mode)
+    first, other = model[W], model[W]
+    WRITES[write](first)
+    assert torch.equal(other + 0, tensor(3)) and torch.equal(model[W].clone(), tensor(3))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "unsqueeze_": lambda t: t.unsqueeze_(0),
+    "t_": lambda t: t.t_(),
+    "transpose_": lambda t: t.transpose_(0, 1),
+    "data": lambda t: setattr(t, "data", torch.ones(2, 3)),
+    "resize_": lambda t: t.resize_(3, 4),
+    "mul_ of data": lambda t: t.data.mul_(2),
+    "mul_ of detach()": lambda t: t.detach().mul_(2),
+    "mul_ after a use": lambda t: (t.sum(), t.mul_(2)),
+    "requires_grad": lambda t: setattr(t, "requires_grad", True),
+    "gradient": lambda t: (t.requires_grad_(), (t * 2).sum().backward()),
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "load"])
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_what_is_changed_is_as_plain_tensors_are(path: Path, change: str, mode: str) -> None:
+    lazy, plain = LazyModel(path, mode=mode)[W], tensor(3)
+    number = hash(lazy)
+    CHANGES[change](lazy)
+    CHANGES[change](plain)
+    assert lazy.shape == plain.shape and lazy.dim() == plain.dim() and hash(lazy) == number
+    assert lazy.requires_grad == plain.requires_grad and torch.equal(lazy + 0, plain + 0)
+    assert plain.grad is None and lazy.grad is None or torch.equal(lazy.grad, plain.grad)
+
+
+@pytest.mark.parametrize("mode", ["auto", "load"])
+def test_strides_are_the_files_whatever_was_read(path: Path, mode: str) -> None:
+    rows, columns = LazyModel(path, mode=mode)[W][3:9], LazyModel(path, mode=mode)[W][:, 2:5]
+    for part, plain in ((rows, tensor(3)[3:9]), (columns, tensor(3)[:, 2:5])):
+        for _ in range(2):
+            again = part.as_strided((2, 2), part.stride(), part.storage_offset())
+            assert torch.equal(again + 0, plain[:2, :2])
+            part.sum()
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_parameters_are_made_of_it(path: Path, needs: bool) -> None:
+    model = LazyModel(path)
+    parameter = torch.nn.Parameter(model[W], requires_grad=needs)
+    assert isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad == needs
+    if needs:
+        (parameter * 3).sum().backward()
+        assert torch.equal(parameter.grad, torch.full((ROWS, COLUMNS), 3.0))
+        torch.optim.SGD([parameter], 1.0).step()
+        assert torch.equal(parameter.detach() + 3, tensor(3))
+    linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    linear.load_state_dict({"weight": model[W]}, assign=True)
+    assert torch.equal(linear(torch.ones(COLUMNS)), tensor(3).sum(1))
+    assert torch.equal(model[W].clone(), tensor(3))
+
+
+def test_a_second_name_of_it_reads_nothing_more(path: Path) -> None:
+    model = LazyModel(path, ahead=False, mode="load")
+    first = model[W]
+    second, third = first.detach(), first.data
+    assert torch.equal(second + 0, first + 0) and torch.equal(third + 0, first + 0)
+    assert model.stats()["bytes_needed"] == ALL and model.stats()["loads"] == 1
+
+
+def test_questions_read_nothing(path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    model, plain = LazyModel(path), tensor(3)
+    lazy = model[W]
+    assert lazy.type() == plain.type() and lazy._version == plain._version
+    assert lazy.is_sparse_csr == plain.is_sparse_csr
+    assert torch.empty(12, 8, device="meta").copy_(lazy, True).shape == plain.shape
+    assert torch.zeros(8).expand_as(lazy).shape == plain.shape
+    assert model.stats()["bytes_needed"] == 0
+    assert torch.equal(lazy[numpy.int64(3)] + 0, plain[3])
+    assert torch.equal(lazy[numpy.int64(3) : numpy.int32(5)] + 0, plain[3:5])
+    assert model.stats()["bytes_needed"] == 3 * COLUMNS * 4
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_set_throw_on_mutable_data_ptr"), reason="older torch")
+def test_an_address_that_is_none_is_an_error(path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        torch.utils.dlpack.to_dlpack(LazyModel(path)[W])  # asks torch's own code for it
+
+
+# ---- files that change, orders that nobody expects ----
+
+
+@pytest.mark.parametrize("rows", [4, 4000])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("mode", ["auto", "map", "load"])
+def test_a_file_that_is_overwritten_is_an_error(
+    tmp_path: Path, mode: str, ahead: bool, rows: int
+) -> None:
+    path, other = tmp_path / "m.safetensors", tmp_path / "other.safetensors"
+    save_file({f"layers.{i}.w": tensor(i, rows) for i in range(8)}, path)
+    save_file({f"layers.{i}.w": tensor(100 + i, rows) for i in range(8)}, other)
+
+    def load() -> None:
+        with LazyModel(path, mode=mode, ahead=ahead) as model:
+            for number, (_, lazy) in enumerate(model):
+                lazy.clone()
+                if number == 3:
+                    os.utime(path, (1, 1))
+                    with open(path, "r+b") as file:
+                        file.write(other.read_bytes())
+
+    with pytest.raises(SafetensorError, match=r"m\.safetensors"):
+        load()
+
+
+def test_nothing_is_read_ahead_of_a_model_that_is_closed(path: Path) -> None:
+    model = LazyModel(path, mode="load")
+    kept = dict(model)
+    for number in range(3):
+        kept[f"layers.{number}.w"].clone()
+    model.close()
+    ahead = model.stats()["boxes_ahead"]
+    assert torch.equal(kept["layers.30.w"].clone(), tensor(30))
+    assert model.stats()["boxes_ahead"] == ahead and model._reads._window is None
+
+
+def test_a_tensor_that_is_used_again_costs_itself(path: Path) -> None:
+    model = LazyModel(path, mode="load", memory_limit=8 * ALL)
+    for number in range(20):
+        model[f"layers.{number}.w"].clone()
+    before = model.stats()
+    assert torch.equal(model["layers.0.w"].clone(), tensor(0))
+    after = model.stats()
+    assert after["boxes_ahead"] == before["boxes_ahead"] and after["loads"] == before["loads"] + 1
+    for number in range(20, LAYERS):
+        model[f"layers.{number}.w"].clone()
+    assert model.stats()["loads"] <= after["loads"] + (LAYERS - 20) // 3
+
+
+def test_a_second_way_through_is_read_ahead_too(path: Path) -> None:
+    model = LazyModel(path, mode="load", memory_limit=8 * ALL)
+    for _ in range(2):
+        for number in range(LAYERS):
+            assert torch.equal(model[f"layers.{number}.w"].clone(), tensor(number))
+    assert model.stats()["loads"] <= 2 * (LAYERS // 4 + 3)
+
+
+def test_no_memory_for_reading_ahead_is_nobodys_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = lazy_reads.open_load
+
+    def refuse(model: Any, items: Any, **options: Any) -> Any:
+        if len(items) > 1:
+            raise MemoryError("none left")
+        return once(model, items, **options)
+
+    monkeypatch.setattr(lazy_reads, "open_load", refuse)
+    model = LazyModel(path, mode="load")
+    for number in range(LAYERS):
+        assert torch.equal(model[f"layers.{number}.w"].clone(), tensor(number))
+    assert model.stats()["boxes_ahead"] == 0
+
+
+@pytest.mark.parametrize("option", [{"mode": "fast"}, {"cache": "fast"}, {"threads": -1},
+                                    {"threads": 1 << 80}], ids=str)
+def test_bad_options_are_refused_at_once(path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, OverflowError, SafetensorError)):
+        LazyModel(path, **option)
+
+
+def test_a_limit_of_nothing_reads_nothing_ahead(path: Path) -> None:
+    model = LazyModel(path, mode="load", memory_limit=0)
+    for number in range(8):
+        model[f"layers.{number}.w"].clone()
+    stats = model.stats()
+    assert stats["boxes_ahead"] == 0 and stats["bytes_read"] == stats["bytes_needed"] == 8 * ALL
+
+
+# ---- what the page cache has ----
+
+
+def is_cached(path: Path) -> bool:
+    model = LazyModel(path)
+    model[W].clone()
+    return model.stats()["loads"] == 0
+
+
+def test_what_the_page_cache_has_is_not_read(path: Path) -> None:
+    if not is_cached(path):
+        pytest.skip("the kernel does not tell what is cached")
+    model, calls = LazyModel(path), 0
+    target = torch.zeros(6, COLUMNS)
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    for number in range(LAYERS):
+        if number == 20:
+            sys.setprofile(count)
+        target.copy_(model[f"layers.{number}.w"].narrow(0, 2, 6))
+        sys.setprofile(None) if number == 20 else None
+        assert torch.equal(target, tensor(number)[2:8])
+    stats = model.stats()
+    assert stats["loads"] == stats["bytes_read"] == stats["boxes_ahead"] == 0
+    assert stats["bytes_needed"] == LAYERS * ALL // 2
+    assert calls <= 70, calls  # a tensor's own cost: none of it grows with the model
+
+
+def test_what_is_verified_is_read(path: Path) -> None:
+    save_file({f"layers.{i}.w": tensor(i) for i in range(8)}, path, manifest=True)
+    with open(path, "r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"\xff")
+    with pytest.raises(SafetensorError, match="digest"):
+        LazyModel(path, verify=True)["layers.7.w"].clone()
+
+
+def test_misaligned_tensors_are_read(tmp_path: Path) -> None:
+    header = (b'{"layers.0.w":{"dtype":"F32","shape":[2,2],"data_offsets":[1,17]},'
+              b'"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}')
+    data = tensor(5).reshape(-1)[:4].numpy().tobytes()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0" + data)
+    model = LazyModel(path)
+    assert torch.equal(model["layers.0.w"][1:] + 0, torch.tensor([[7.0, 8.0]]))
+    assert torch.equal(model["layers.0.w"] + 0, torch.tensor([[5.0, 6.0], [7.0, 8.0]]))
