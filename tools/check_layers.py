@@ -20,8 +20,9 @@ BELOW = {
     "format": {"base", "codec", "digest", "dtype"},
     "plan": {"base", "codec", "digest", "dtype", "format"},
     "net": {"base"},
-    "io": {"base", "net"},
-    "output": {"base", "io", "net"},
+    "cache": {"base", "digest", "net"},
+    "io": {"base", "cache", "digest", "net"},
+    "output": {"base", "cache", "digest", "io", "net"},
     "memory": {"base"},
     "gpu": {"base", "memory"},
     "model": {"base", "codec", "digest", "dtype", "format", "net", "io", "memory"},
@@ -31,8 +32,8 @@ BELOW = {
     "save": {"base", "codec", "digest", "dtype", "format", "net", "plan", "io", "output", "memory",
              "gpu", "model"},
     "verify": {"base", "digest", "dtype", "format", "io", "memory", "model"},
-    "api": {"base", "digest", "dtype", "format", "net", "io", "memory", "gpu", "model", "loader",
-            "save", "verify"},
+    "api": {"base", "cache", "digest", "dtype", "format", "net", "io", "memory", "gpu", "model",
+            "loader", "save", "verify"},
 }
 # Rooms without system calls and threads: what they may include beyond the language itself.
 PURE = {"dtype", "format", "plan"}

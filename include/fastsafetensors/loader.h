@@ -248,6 +248,8 @@ typedef struct fst_load_stats {
     uint64_t network_hedges;      ///< of them, those sent beside one that was late
     uint64_t network_connections; ///< that were made for them
     uint64_t network_bytes;       ///< that came in answers, without their heads
+    uint64_t disk_cache_bytes;    ///< of addresses: read from the cache on disk instead
+    uint64_t disk_cache_written;  ///< of addresses: bytes that were left in it
 } fst_load_stats;
 
 /// The 64-bit counters of fst_load_stats, all of them and in its order: for tables and formats that
@@ -260,7 +262,8 @@ typedef struct fst_load_stats {
     X(read_ns) X(copy_ns) X(wait_ns) X(populate_ns) X(device_bytes) X(device_copies) \
     X(device_launches) X(device_wait_ns) X(gds_bytes) X(cache_bytes) X(verified_bytes) \
     X(digest_ns) X(stored_bytes) X(decoded_bytes) X(decode_ns) X(network_requests) \
-    X(network_retries) X(network_hedges) X(network_connections) X(network_bytes)
+    X(network_retries) X(network_hedges) X(network_connections) X(network_bytes) \
+    X(disk_cache_bytes) X(disk_cache_written)
 // clang-format on
 
 FST_API FST_NODISCARD fst_status fst_loader_stats_get(const fst_loader *loader,

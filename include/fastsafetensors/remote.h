@@ -41,6 +41,10 @@ typedef struct fst_remote_options {
     uint32_t tries_max;       ///< in a row, without progress; 8
     uint32_t connections_max; ///< at one host; 64
     int no_overwrite;         ///< 1: objects are saved only where there are none (FST_E_IO, EEXIST)
+    const char *cache_dir;    ///< a folder to keep what is read in, "auto" or "off"; see below
+    uint64_t cache_bytes_max; ///< that it may take; 0: four fifths of what its disk has for it
+    int cache_required;       ///< 1: a cache that can't be used is an error, not done without
+    int cache_offline;        ///< 1: no server is asked: what is not in the cache is an error
 } fst_remote_options;
 
 /// Says how objects are asked for that are opened from now on by this process; NULL: by the
@@ -48,6 +52,51 @@ typedef struct fst_remote_options {
 /// for all. From any thread.
 FST_API FST_NODISCARD fst_status fst_remote_configure(const fst_remote_options *options,
                                                       fst_error *error);
+
+// ---- the cache on disk ----
+//
+// With `cache_dir` what is read of objects is left in files of that folder, for all processes of
+// this user, and read from there by whoever wants it next: one request for its version instead of
+// its bytes. Processes that want the same at once wait for each other, so each byte comes once. An
+// object that is whole there is read as any file is, in every mode. A block counts when it holds
+// what its digest says, a whole object when the device has it: a process that is killed, or a power
+// cut, leaves nothing that is believed. Without `cache_dir` the environment's
+// FASTSAFETENSORS_CACHE_DIR counts; "auto" is that, else fastsafetensors/objects in XDG_CACHE_HOME
+// or ~/.cache. The folder is made (0700) where it is missing; one that another user owns, that
+// everybody may write to, or that is a link, is not used.
+
+/// An object in the cache.
+typedef struct fst_cache_object {
+    size_t struct_size;
+    const char *address; ///< without its query; "" where that is not known. As long as the call
+    uint64_t size_bytes; ///< of the object
+    uint64_t kept_bytes; ///< of it that are there
+    uint64_t disk_bytes; ///< that its files take
+    int64_t used_s;      ///< when it was opened last; Unix time
+    int is_whole;        ///< all of it is there, and checked
+    int in_use;          ///< somebody has it open: it stays
+} fst_cache_object;
+typedef void (*fst_cache_visitor)(void *context, const fst_cache_object *object);
+
+/// Calls with each object in a cache, the one that was used least recently first. `cache_dir`: as
+/// in fst_remote_options; NULL: the one that is configured. FST_E_ARGUMENT where there is none,
+/// FST_E_NOT_FOUND where the folder is missing.
+FST_API FST_NODISCARD fst_status fst_cache_visit(const char *cache_dir, fst_cache_visitor visit,
+                                                 void *context, fst_error *error);
+
+/// What pruning came to.
+typedef struct fst_cache_pruned {
+    size_t struct_size;
+    size_t removed_count;   ///< objects
+    uint64_t removed_bytes; ///< on disk
+    size_t left_count;
+    uint64_t left_bytes;
+} fst_cache_pruned;
+
+/// Removes what was used least recently until the cache takes at most `bytes_max`; 0: all. What is
+/// in use stays. Also what killed processes have left behind goes.
+FST_API FST_NODISCARD fst_status fst_cache_prune(const char *cache_dir, uint64_t bytes_max,
+                                                 fst_cache_pruned *out, fst_error *error);
 
 #ifdef __cplusplus
 }

@@ -120,6 +120,8 @@ static PyMethodDef module_methods[] = {
     {"keep_memory", module_keep_memory, METH_O,
      "keep_memory(size_bytes): how much released tensor memory is kept for the next load."},
     {"trim", module_trim, METH_NOARGS, "Gives kept memory back; returns its bytes."},
+    {"cache_objects", fstpy_cache_objects, METH_VARARGS, NULL},
+    {"cache_prune", fstpy_cache_prune, METH_VARARGS, NULL},
     {"configure_remote", (PyCFunction)(void (*)(void))fstpy_configure_remote,
      METH_VARARGS | METH_KEYWORDS, "How addresses are asked for; see fastsafetensors.remote."},
     {"engines", module_engines, METH_O,

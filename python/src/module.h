@@ -67,6 +67,8 @@ PyObject *fstpy_layout(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *fstpy_assign_shards(PyObject *module, PyObject *args);
 PyObject *fstpy_edit_header(PyObject *module, PyObject *args);
 PyObject *fstpy_publish_set(PyObject *module, PyObject *args);
+PyObject *fstpy_cache_objects(PyObject *module, PyObject *args);
+PyObject *fstpy_cache_prune(PyObject *module, PyObject *args);
 PyObject *fstpy_configure_remote(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /// The model of a Model object for a call that lets go of the GIL, kept open until it is dropped

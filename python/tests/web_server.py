@@ -103,6 +103,8 @@ class WebServer(socketserver.ThreadingTCPServer):
         wanted = request.headers.get("if-match")
         if wanted is not None and wanted != etag:
             return Answer("412 Precondition Failed", headers)
+        if request.headers.get("if-none-match") == etag:
+            return Answer("304 Not Modified", headers)
         span = request.span(len(data))
         if span is None:
             return Answer("200 OK", headers, data)

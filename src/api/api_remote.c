@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The public functions of remote.h.
 #include "api_check.h"
+#include "cache/cache.h"
 #include "fastsafetensors.h"
 #include "net/net.h"
 
@@ -10,5 +11,24 @@ fst_status fst_remote_configure(const fst_remote_options *options, fst_error *er
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
     API_REQUIRE((unsigned)known.bucket_style < FST_BUCKET_STYLE_COUNT, error,
                 "unknown bucket style %d", (int)known.bucket_style);
-    return fsti_net_configure(&known, error);
+    // A folder that can't be one leaves all as it was.
+    FST_TRY(fsti_cache_check(&known, error));
+    FST_TRY(fsti_net_configure(&known, error));
+    fsti_cache_configure(&known);
+    return FST_OK;
+}
+
+fst_status fst_cache_visit(const char *cache_dir, fst_cache_visitor visit, void *context,
+                           fst_error *error) {
+    API_REQUIRE(visit != NULL, error, "visit is NULL");
+    return fsti_cache_visit(cache_dir, visit, context, error);
+}
+
+fst_status fst_cache_prune(const char *cache_dir, uint64_t bytes_max, fst_cache_pruned *out,
+                           fst_error *error) {
+    fst_cache_pruned full = {.struct_size = sizeof full};
+    if (out != NULL) FST_TRY(fsti_api_check_size(out->struct_size, error));
+    FST_TRY(fsti_cache_prune(cache_dir, bytes_max, &full, error));
+    return out == NULL ? FST_OK
+                       : fsti_api_give_struct(out, out->struct_size, &full, sizeof full, error);
 }

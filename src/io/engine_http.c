@@ -74,7 +74,10 @@ static void submit_read(void *lane_pointer, fsti_io_op *op) {
                                     .done = finish_read,
                                     .context = read,
                                     .error = &read->error};
-    fsti_range_read_begin(&read->range);
+    if (op->file->entry != NULL)
+        fsti_cache_read_begin(op->file->entry, &read->range);
+    else
+        fsti_range_read_begin(&read->range);
 }
 
 static fsti_io_op *reap_read(void *lane_pointer) {

@@ -51,19 +51,39 @@ fsti_file *fsti_io_file_make(const char *path, fst_error *error) {
     return file;
 }
 
-/// An object's first bytes come with its size: they are kept, so that a header costs no more.
-static fst_status open_object(const char *url, fsti_file **out, fst_error *error) {
-    fsti_object *object;
-    FST_TRY(fsti_object_open(url, &object, error));
-    fsti_file *file = fsti_io_file_make(fsti_object_name(object), error);
-    if (file == NULL) {
-        fsti_object_unref(object);
-        return FST_E_NO_MEMORY;
+/// Makes a file of what is left of `cached`, which is let go of when that fails.
+static fst_status take_cached(fsti_cached *cached, fsti_file **out, fst_error *error) {
+    struct stat info = {0};
+    bool is_whole = cached->whole_fd >= 0;
+    fsti_file *file = fsti_io_file_make(fsti_object_name(cached->object), error);
+    fst_status status = file == NULL ? FST_E_NO_MEMORY : FST_OK;
+    if (file != NULL && is_whole && fstat(cached->whole_fd, &info) != 0) {
+        status = fsti_error_errno(error, errno, file->path, "stat");
+        fsti_file_unref(file);
     }
-    file->object = object;
-    file->size_bytes = fsti_object_size(object);
+    if (status != FST_OK) {
+        if (is_whole) close(cached->whole_fd);
+        fsti_cache_close(cached->entry);
+        fsti_object_unref(cached->object);
+        return status;
+    }
+    file->origin = cached->object;
+    file->entry = cached->entry;
+    if (!is_whole) file->object = cached->object;
+    file->fd = cached->whole_fd;
+    file->size_bytes = fsti_object_size(cached->object);
+    file->device = (uint64_t)info.st_dev;
+    file->modified = info.st_mtim;
+    snprintf(file->words, sizeof file->words, "%s", cached->words);
     *out = file;
     return FST_OK;
+}
+
+/// An object's first bytes come with its size: they are kept, so that a header costs no more.
+static fst_status open_object(const char *url, fsti_file **out, fst_error *error) {
+    fsti_cached cached;
+    FST_TRY(fsti_cache_open(url, &cached, error));
+    return take_cached(&cached, out, error);
 }
 
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
@@ -98,7 +118,8 @@ void fsti_file_unref(fsti_file *file) {
     if (file->release != NULL) file->release(file->context);
     if (file->maker.release != NULL) file->maker.release(file->maker.context);
     fsti_file_unref(file->maker.origin);
-    fsti_object_unref(file->object);
+    fsti_cache_close(file->entry);
+    fsti_object_unref(file->origin);
     pthread_mutex_destroy(&file->lock);
     fsti_free(file->path);
     fsti_free(file);
@@ -111,13 +132,26 @@ uint64_t fsti_file_size(const fsti_file *file) { return file->size_bytes; }
 bool fsti_file_is_object(const fsti_file *file) { return file->object != NULL; }
 
 const char *fsti_file_credentials(const fsti_file *file) {
-    return fsti_object_credentials(file->object);
+    return fsti_object_credentials(file->origin);
+}
+
+const char *fsti_file_origin_words(const fsti_file *file) {
+    return file->maker.origin != NULL ? file->maker.origin->words : file->words;
+}
+
+bool fsti_file_is_kept(const fsti_file *file) {
+    if (file->maker.origin != NULL) file = file->maker.origin;
+    return file->origin != NULL && file->object == NULL;
 }
 
 void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out) {
     *out = (fsti_net_counts){0};
     if (file->maker.origin != NULL) file = file->maker.origin; // compressed: what it is read from
-    if (file->object != NULL) fsti_object_counts(file->object, out);
+    if (file->origin != NULL) fsti_object_counts(file->origin, out);
+    fsti_net_counts kept;
+    if (file->entry == NULL) return;
+    fsti_cache_counts(file->entry, &kept);
+    fsti_net_count(out, &kept);
 }
 
 uint64_t fsti_file_device(const fsti_file *file) { return file->device; }

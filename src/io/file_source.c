@@ -93,8 +93,12 @@ static void read_object(fsti_io_op *read) {
     uint64_t end = read->file->size_bytes;
     uint64_t left = read->offset < end ? end - read->offset : 0;
     size_t size = (size_t)fsti_min(read->size, left);
+    fsti_range_read range = {
+        .object = read->file->object, .offset = read->offset, .size = size, .buffer = read->buffer};
     fst_status status =
-        fsti_object_read(read->file->object, read->buffer, size, read->offset, read->error);
+        read->file->entry != NULL
+            ? fsti_cache_read(read->file->entry, &range, read->error)
+            : fsti_object_read(read->file->object, read->buffer, size, read->offset, read->error);
     read->result = status == FST_OK ? (int64_t)size : -EIO;
 }
 

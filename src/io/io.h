@@ -5,6 +5,7 @@
 #define FSTI_IO_H
 
 #include "base/base.h"
+#include "cache/cache.h"
 #include "fastsafetensors/loader.h"
 #include "fastsafetensors/model.h"
 #include "net/net.h"
@@ -48,9 +49,13 @@ uint64_t fsti_file_device(const fsti_file *file);
 
 /// Whether it is an object of a server, read by requests.
 bool fsti_file_is_object(const fsti_file *file);
-/// What opening it, and reads that were waited for, have cost; zeros of what is no object.
-/// Where an object's credentials are from, in words.
+/// Whether it is an object that is whole in the cache on disk, and read from there as a file.
+bool fsti_file_is_kept(const fsti_file *file);
+/// Of an address: where it is read from, in words; else "".
+const char *fsti_file_origin_words(const fsti_file *file);
+/// Where the credentials of an address are from, in words.
 const char *fsti_file_credentials(const fsti_file *file);
+/// What opening it, and reads that were waited for, have cost; zeros of what is no object.
 void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out);
 
 /// Whether it lies on a file system that is memory, or always answers by way of its cache (a

@@ -30,7 +30,10 @@ struct fsti_file {
     fst_read_callback read_at;
     void *context;
     void (*release)(void *context); ///< also of descriptors
-    fsti_object *object;            ///< of an address; or NULL
+    fsti_object *object;            ///< of an address that is read by requests; or NULL
+    fsti_object *origin;            ///< of any address, whose reference this is; or NULL
+    fsti_cache_entry *entry;        ///< NULL, or by way of what it is read
+    char words[160];                ///< of an address: where it is read from
     fsti_file_maker maker;          ///< of a file that is made of another; else all zero
 };
 

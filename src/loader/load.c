@@ -495,6 +495,22 @@ static void add_opening(const fst_loader *loader, fst_load_stats *stats) {
         stats->network_hedges += net.hedges;
         stats->network_connections += net.connections;
         stats->network_bytes += net.bytes;
+        stats->disk_cache_bytes += net.kept_bytes;
+        stats->disk_cache_written += net.written_bytes;
+    }
+}
+
+/// Objects that are whole in the cache on disk are files: what is planned of them is read there.
+static void add_kept(const fst_loader *loader, fst_load_stats *stats) {
+    const fsti_file *first = loader->model->file_count > 0 ? loader->files[0] : NULL;
+    size_t used = strlen(stats->reason);
+    if (first != NULL && fsti_file_is_kept(first))
+        snprintf(stats->reason + used, sizeof stats->reason - used, "; %s",
+                 fsti_file_origin_words(first));
+    for (size_t i = 0; i < loader->plan.extent_count; i++) {
+        const fsti_plan_extent *extent = &loader->plan.extents[i];
+        if (fsti_file_is_kept(loader->files[extent->file]))
+            stats->disk_cache_bytes += extent->end - extent->begin;
     }
 }
 
@@ -515,6 +531,7 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     stats->bytes_requested = loader->plan.bytes_requested;
     stats->plan_ns = loader->plan_ns;
     add_opening(loader, stats);
+    add_kept(loader, stats);
     pthread_mutex_lock(&loader->lock);
     stats->wait_ns = loader->wait_ns;
     stats->bytes_copied += loader->bytes_aligned;

@@ -248,6 +248,15 @@ static net_verdict judge_whole(const net_answer *answer, const answer_wish *wish
     return *why == NULL ? NET_GOOD : NET_CHANGED;
 }
 
+/// 304 is an answer to who has named a version, and of that version.
+static net_verdict judge_unchanged(const net_answer *answer, const answer_wish *wish,
+                                   const char **why) {
+    *why = "the answer is that nothing has changed (304), of another version than was named";
+    if (wish->known == NULL) return NET_REFUSED;
+    bool is_it = answer->etag[0] == '\0' || strcmp(answer->etag, wish->known->etag) == 0;
+    return is_it ? NET_UNCHANGED : NET_WRONG;
+}
+
 net_verdict fsti_answer_judge(const net_answer *answer, const answer_wish *wish, const char **why) {
     *why = answer->broken;
     if (answer->is_broken) return NET_WRONG;
@@ -257,6 +266,7 @@ net_verdict fsti_answer_judge(const net_answer *answer, const answer_wish *wish,
     case 201:
     case 204: return wish->is_range ? judge_whole(answer, wish, why) : NET_GOOD;
     case 206: return wish->is_range ? judge_body(answer, wish, why) : NET_WRONG;
+    case 304: return judge_unchanged(answer, wish, why);
     case 301:
     case 302:
     case 303:

@@ -56,6 +56,7 @@ const char *fsti_pin_differs(const net_pin *pin, const net_answer *answer);
 /// What an answer means for who asked for [begin, end).
 typedef enum net_verdict {
     NET_GOOD,      ///< its body are the bytes
+    NET_UNCHANGED, ///< it is the version that is known: there is no body
     NET_AGAIN,     ///< the server may do better later
     NET_SLOWER,    ///< the same, and it asks for less at a time
     NET_ELSEWHERE, ///< a redirect
@@ -70,8 +71,9 @@ typedef struct answer_wish {
     bool is_range;
     bool is_first; ///< the size is not known yet: [begin, end) may reach beyond it
     uint64_t begin, end;
-    uint64_t asked_end; ///< of the Range header: `end`, unless the first request
-    const net_pin *pin; ///< NULL: none
+    uint64_t asked_end;   ///< of the Range header: `end`, unless the first request
+    const net_pin *pin;   ///< NULL: none
+    const net_pin *known; ///< NULL, or the version of which nothing is wanted
 } answer_wish;
 /// *why (may stay as it is): words for errors.
 net_verdict fsti_answer_judge(const net_answer *answer, const answer_wish *wish, const char **why);

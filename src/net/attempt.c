@@ -25,7 +25,8 @@ static answer_wish wish_of(const net_attempt *attempt) {
                          .is_first = request->is_first,
                          .begin = attempt->begin,
                          .end = request->end,
-                         .pin = pin_of(request)};
+                         .pin = pin_of(request),
+                         .known = request->known};
 }
 
 void fsti_attempt_judge(net_attempt *attempt) {
@@ -69,13 +70,37 @@ static bool keep_text(net_attempt *attempt, const char *bytes, size_t size, size
     return true;
 }
 
+void fsti_request_put(const net_request *request, uint64_t at, const char *bytes, size_t size) {
+    const fsti_range_edges *edges = request->edges;
+    if (edges == NULL) {
+        memcpy(request->buffer + (at - request->begin), bytes, size);
+        return;
+    }
+    while (size > 0) {
+        char *target = edges->tail + (at - fsti_min(at, edges->end));
+        uint64_t end = UINT64_MAX;
+        if (at < edges->begin) {
+            target = edges->head + (at - request->begin);
+            end = edges->begin;
+        } else if (at < edges->end) {
+            target = request->buffer + (at - edges->begin);
+            end = edges->end;
+        }
+        size_t part = (size_t)fsti_min(size, end - at);
+        memcpy(target, bytes, part);
+        at += part;
+        bytes += part;
+        size -= part;
+    }
+}
+
 static size_t take_range(net_attempt *attempt, const char *bytes, size_t size) {
     net_request *request = attempt->request;
     uint64_t end = request->end;
     if (request->is_first) end = fsti_min(end, attempt->answer.total_bytes);
     attempt->is_too_long = size > end - attempt->at;
     if (attempt->is_too_long) return 0;
-    memcpy(request->buffer + (attempt->at - request->begin), bytes, size);
+    fsti_request_put(request, attempt->at, bytes, size);
     attempt->at += size;
     request->have = fsti_max(request->have, attempt->at);
     return size;

@@ -15,6 +15,11 @@ char *fsti_url_beside(const char *base, const char *name);
 
 /// fst_remote_configure(); the options are checked.
 fst_status fsti_net_configure(const fst_remote_options *options, fst_error *error);
+/// Whether nobody is asked: cache_offline.
+bool fsti_net_is_offline(void);
+/// An environment variable that is set and not empty, of a program that runs with the rights of who
+/// has started it; else NULL.
+const char *fsti_net_environment(const char *name);
 /// Whether there is a library to read addresses with, and why not.
 bool fsti_net_usable(char *reason, size_t reason_size);
 
@@ -30,7 +35,9 @@ typedef struct fsti_net_counts {
     uint64_t retries;  ///< of them, those that were sent again
     uint64_t hedges;   ///< of them, those beside one that was late
     uint64_t connections;
-    uint64_t bytes; ///< of bodies
+    uint64_t bytes;         ///< of bodies
+    uint64_t kept_bytes;    ///< that came from the cache on disk instead
+    uint64_t written_bytes; ///< that went to it
 } fsti_net_counts;
 void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more);
 
@@ -40,6 +47,19 @@ typedef struct fsti_object fsti_object;
 /// Asks for its first bytes, which are kept: FST_E_NOT_FOUND, FST_E_PERMISSION, FST_E_IO; without
 /// libcurl FST_E_UNSUPPORTED.
 fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error);
+/// The same in two steps: who asks for what, and the first request. `known`: what
+/// fsti_object_version_text() has said of it before, or NULL; where it is that still, the answer
+/// has no bytes. When nobody may be asked (cache_offline) it is believed to be that.
+fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error);
+fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *error);
+/// Its address to tell it from others: of the web, without what signs requests. It may have other
+/// secrets: for a digest, not to be written or told. False where it does not fit.
+bool fsti_object_address(const fsti_object *object, char *out, size_t size);
+/// Its version in lines; false where it does not fit.
+#define FSTI_VERSION_TEXT_BYTES ((size_t)512)
+bool fsti_object_version_text(const fsti_object *object, char *out, size_t size);
+/// Its first bytes, as far as they came with the first answer.
+const char *fsti_object_first(const fsti_object *object, size_t *size);
 fsti_object *fsti_object_ref(fsti_object *object);
 void fsti_object_unref(fsti_object *object);
 /// Its address as it may be told.
@@ -52,12 +72,20 @@ const char *fsti_object_credentials(const fsti_object *object);
 /// What opening it, and blocking reads of it, have cost.
 void fsti_object_counts(fsti_object *object, fsti_net_counts *out);
 
+/// Where bytes of a range go that are not asked for by themselves: those below `begin` to `head`,
+/// those from `end` on to `tail`, the others to the buffer, which begins with `begin`.
+typedef struct fsti_range_edges {
+    uint64_t begin, end;
+    char *head, *tail;
+} fsti_range_edges;
+
 /// A read of [offset, offset + size), which lies in the object; to be kept until `done`.
 typedef struct fsti_range_read {
     fsti_object *object;
     uint64_t offset;
     size_t size;
-    char *buffer;            ///< holds nothing that counts until `done`
+    char *buffer;                  ///< holds nothing that counts until `done`
+    const fsti_range_edges *edges; ///< NULL: all of it goes to the buffer
     const atomic_bool *stop; ///< NULL, or: when it is true the read ends soon, with -ECANCELED
     /// Called once, by a thread of the room's; nothing writes to `buffer` any more.
     void (*done)(struct fsti_range_read *read);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Objects: an address, the version that it had at first, and the bytes that came with that.
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "request.h"
 #include "store.h"
@@ -24,7 +28,9 @@ struct fsti_object {
     fsti_net_counts counts;
 };
 
-static fst_status make_object(const char *url, fsti_object **out, fst_error *error) {
+fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error) {
+    const curl_library *curl;
+    FST_TRY(fsti_curl_open(&curl, error));
     char name[NAME_BYTES_MAX];
     fsti_url_tell(url, name, sizeof name);
     fsti_object *object = fsti_alloc_zeroed(1, sizeof *object);
@@ -52,33 +58,145 @@ static void keep_first(fsti_object *object, size_t size) {
     if (kept != NULL) object->first = kept;
 }
 
-fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error) {
-    const curl_library *curl;
-    fsti_object *object = NULL;
-    FST_TRY(fsti_curl_open(&curl, error));
-    FST_TRY(make_object(url, &object, error));
-    if (object == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see
+/// The version that `text` has, for the object; false where it has none that a server can be asked
+/// about.
+static bool read_version(const char *text, net_pin *pin) {
+    char *fields[] = {pin->etag, pin->modified, pin->generation};
+    const size_t sizes[] = {sizeof pin->etag, sizeof pin->modified, sizeof pin->generation};
+    *pin = (net_pin){.is_set = true};
+    for (size_t i = 0; i < 3; i++) {
+        size_t size = strcspn(text, "\n");
+        if (size >= sizes[i] || text[size] != '\n') return false;
+        memcpy(fields[i], text, size);
+        text += size + 1;
+    }
+    char *end;
+    pin->total_bytes = strtoull(text, &end, 10);
+    return end != text && *end == '\n' && pin->total_bytes <= INT64_MAX;
+}
+
+bool fsti_object_version_text(const fsti_object *object, char *out, size_t size) {
+    const net_pin *pin = &object->pin;
+    int used = snprintf(out, size, "%s\n%s\n%s\n%" PRIu64 "\n", pin->etag, pin->modified,
+                        pin->generation, pin->total_bytes);
+    return used > 0 && (size_t)used < size;
+}
+
+/// Asks for the first bytes, unless the object is what is known.
+static fst_status ask_first(fsti_object *object, const net_pin *known, fst_error *error) {
+    char line[ANSWER_TEXT_BYTES + 32];
+    const char *const lines[] = {line, NULL};
+    if (known != NULL) snprintf(line, sizeof line, "If-None-Match: %.191s", known->etag);
     net_request request = {.url = object->url,
                            .name = object->name,
                            .object = object,
                            .is_range = true,
                            .is_first = true,
                            .end = FIRST_BYTES,
-                           .buffer = object->first};
+                           .buffer = object->first,
+                           .lines = known == NULL ? NULL : lines,
+                           .known = known};
     fsti_request_run(&request);
-    object->counts = request.counts;
+    fsti_net_count(&object->counts, &request.counts);
+    if (request.status == FST_OK && request.answer.status == 304) {
+        object->pin = *known;
+        keep_first(object, 0);
+        return FST_OK;
+    }
     // Nothing can be had of an object of no bytes: its size is all that there is to know.
     bool is_empty =
         request.status != FST_OK && request.answer.status == 416 && request.answer.total_bytes == 0;
     if (request.status != FST_OK && !is_empty) {
         if (error != NULL) *error = request.error;
-        fsti_object_unref(object);
         return request.status;
     }
     fsti_pin_set(&object->pin, &request.answer);
     keep_first(object, is_empty ? 0 : (size_t)request.have);
-    *out = object;
     return FST_OK;
+}
+
+fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *error) {
+    net_pin pin;
+    bool is_known = known != NULL && read_version(known, &pin);
+    if (is_known && fsti_net_is_offline()) {
+        object->pin = pin;
+        keep_first(object, 0);
+        return FST_OK;
+    }
+    is_known = is_known && fsti_pin_is_strong(&pin);
+    return ask_first(object, is_known ? &pin : NULL, error);
+}
+
+fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error) {
+    fsti_object *object = NULL;
+    FST_TRY(fsti_object_make(url, &object, error));
+    if (object == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see
+    fst_status status = fsti_object_ask(object, NULL, error);
+    if (status == FST_OK)
+        *out = object;
+    else
+        fsti_object_unref(object);
+    return status;
+}
+
+const char *fsti_object_first(const fsti_object *object, size_t *size) {
+    *size = object->first_bytes;
+    return object->first;
+}
+
+/// Whether a query's field is there to sign the request, or for as long as that lasts.
+static bool is_signing(const char *field, size_t size, bool has_sas) {
+    static const char *const begins[] = {"x-amz-", "x-goog-"};
+    static const char *const names[] = {"awsaccesskeyid",
+                                        "googleaccessid",
+                                        "signature",
+                                        "expires",
+                                        "policy",
+                                        "key-pair-id",
+                                        "sig",
+                                        "sv",
+                                        "se",
+                                        "st",
+                                        "sp",
+                                        "sr",
+                                        "spr",
+                                        "sip",
+                                        "skoid",
+                                        "sktid",
+                                        "skt",
+                                        "ske",
+                                        "sks",
+                                        "skv"};
+    enum { PLAIN_COUNT = 6 }; // the others only together with `sig`
+    size_t name_size = fsti_min(size, strcspn(field, "=&"));
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        if (name_size >= strlen(begins[i]) && strncasecmp(field, begins[i], strlen(begins[i])) == 0)
+            return true;
+    for (size_t i = 0; i < (has_sas ? sizeof names / sizeof *names : PLAIN_COUNT); i++)
+        if (name_size == strlen(names[i]) && strncasecmp(field, names[i], name_size) == 0)
+            return true;
+    return false;
+}
+
+bool fsti_object_address(const fsti_object *object, char *out, size_t size) {
+    const char *query = strchr(object->url, '?');
+    size_t used = query == NULL ? strlen(object->url) : (size_t)(query - object->url);
+    if (used + 1 >= size) return false;
+    memcpy(out, object->url, used);
+    bool has_sas = query != NULL && strstr(query, "sig=") != NULL;
+    while (query != NULL && *query != '\0') {
+        const char *field = query + 1; // behind '?' or '&'
+        size_t length = strcspn(field, "&");
+        if (!is_signing(field, length, has_sas)) {
+            if (used + length + 2 >= size) return false;
+            out[used++] = '?';
+            memcpy(out + used, field, length);
+            used += length;
+        }
+        query = field + length;
+    }
+    out[used] = '\0';
+    return true;
 }
 
 fsti_object *fsti_object_ref(fsti_object *object) {
@@ -165,16 +283,28 @@ static void finish_range(net_request *request) {
     read->done(read);
 }
 
+static net_request request_of(const fsti_range_read *read) {
+    return (net_request){.url = read->object->url,
+                         .name = read->object->name,
+                         .object = read->object,
+                         .is_range = true,
+                         .begin = read->offset,
+                         .end = read->offset + read->size,
+                         .buffer = read->buffer,
+                         .edges = read->edges,
+                         .stop = read->stop};
+}
+
 /// Whether the range was among the first bytes.
 static bool copy_first(const fsti_range_read *read) {
     const fsti_object *object = read->object;
     if (read->offset + read->size > object->first_bytes) return false;
-    memcpy(read->buffer, object->first + read->offset, read->size);
+    net_request request = request_of(read);
+    fsti_request_put(&request, read->offset, object->first + read->offset, read->size);
     return true;
 }
 
 void fsti_range_read_begin(fsti_range_read *read) {
-    fsti_object *object = read->object;
     read->counts = (fsti_net_counts){0};
     read->result = (int64_t)read->size;
     range_request *range = NULL;
@@ -190,16 +320,9 @@ void fsti_range_read_begin(fsti_range_read *read) {
         return;
     }
     range->read = read;
-    range->request = (net_request){.url = object->url,
-                                   .name = object->name,
-                                   .object = object,
-                                   .is_range = true,
-                                   .begin = read->offset,
-                                   .end = read->offset + read->size,
-                                   .buffer = read->buffer,
-                                   .stop = read->stop,
-                                   .done = finish_range,
-                                   .context = range};
+    range->request = request_of(read);
+    range->request.done = finish_range;
+    range->request.context = range;
     fsti_request_begin(&range->request);
 }
 
@@ -207,13 +330,7 @@ fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint
                             fst_error *error) {
     fsti_range_read read = {.object = object, .offset = offset, .size = size, .buffer = target};
     if (size == 0 || copy_first(&read)) return FST_OK;
-    net_request request = {.url = object->url,
-                           .name = object->name,
-                           .object = object,
-                           .is_range = true,
-                           .begin = offset,
-                           .end = offset + size,
-                           .buffer = target};
+    net_request request = request_of(&read);
     fsti_request_run(&request);
     pthread_mutex_lock(&object->lock);
     fsti_net_count(&object->counts, &request.counts);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Reactors: threads that keep requests under way, each with a multi handle of libcurl's, and all
 /// that waits for its turn or its time.
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -365,6 +366,15 @@ static net_reactor *choose_reactor(const curl_library *curl) {
 
 void fsti_request_begin(net_request *request) {
     const curl_library *curl;
+    if (fsti_net_is_offline()) {
+        fsti_error_place place = {.file = request->name, .byte_offset = FST_NO_OFFSET};
+        request->status = fsti_error_set(
+            &request->error, FST_E_NOT_FOUND, place,
+            "it is not in the cache on disk, and no server is asked (cache_offline)");
+        request->error.os_errno = ENOENT;
+        request->done(request);
+        return;
+    }
     request->status = fsti_curl_open(&curl, &request->error);
     net_reactor *reactor = request->status == FST_OK ? choose_reactor(curl) : NULL;
     if (reactor == NULL) {

@@ -53,8 +53,10 @@ struct net_request {
     fsti_object *object;     ///< whose version is demanded, and which knows redirects; or NULL
     bool is_range, is_first; ///< of an object; with its size not known yet
     uint64_t begin, end;
-    char *buffer;          ///< for [begin, end)
-    size_t text_bytes_max; ///< of what is no range
+    char *buffer;                  ///< for [begin, end)
+    const fsti_range_edges *edges; ///< NULL, or what of that goes elsewhere
+    const net_pin *known;          ///< NULL, or the version of which nothing is wanted (304)
+    size_t text_bytes_max;         ///< of what is no range
     const atomic_bool *stop;
     void (*done)(net_request *request);
     void *context;
@@ -88,6 +90,8 @@ void fsti_request_run(net_request *request);
 /// Makes a handle of the next try. NULL: no memory.
 net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now_ns);
 void fsti_attempt_free(net_attempt *attempt);
+/// Copies `size` bytes at `at` of the object to where the request wants them.
+void fsti_request_put(const net_request *request, uint64_t at, const char *bytes, size_t size);
 /// At the first byte of the body, or the end: what the head means.
 void fsti_attempt_judge(net_attempt *attempt);
 

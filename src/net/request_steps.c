@@ -21,6 +21,8 @@ void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
     sum->hedges += more->hedges;
     sum->connections += more->connections;
     sum->bytes += more->bytes;
+    sum->kept_bytes += more->kept_bytes;
+    sum->written_bytes += more->written_bytes;
 }
 
 static const net_store *store_of(const net_request *request) {
@@ -182,6 +184,13 @@ static bool forget_redirect(net_request *request, const net_attempt *attempt) {
 
 // ---- the end of a try ----
 
+static request_step succeed(net_request *request) {
+    if (request->object != NULL && request->target != NULL)
+        fsti_object_redirect(request->object, request->target);
+    request->status = FST_OK;
+    return REQUEST_DONE;
+}
+
 static request_step finish_good(net_request *request, net_attempt *attempt, int result) {
     uint64_t end = request->end;
     if (request->is_range && request->is_first) {
@@ -199,10 +208,13 @@ static request_step finish_good(net_request *request, net_attempt *attempt, int 
     request->text = attempt->text;
     request->text_bytes = attempt->text_bytes;
     attempt->text = NULL;
-    if (request->object != NULL && request->target != NULL)
-        fsti_object_redirect(request->object, request->target);
-    request->status = FST_OK;
-    return REQUEST_DONE;
+    return succeed(request);
+}
+
+/// There is nothing to come.
+static request_step finish_unchanged(net_request *request, const net_attempt *attempt) {
+    request->answer = attempt->answer;
+    return succeed(request);
 }
 
 /// Whether a request changes something at its server.
@@ -274,6 +286,7 @@ request_step fsti_request_finish(net_request *request, net_attempt *attempt, int
     *slower = attempt->verdict == NET_SLOWER;
     switch (attempt->verdict) {
     case NET_GOOD: return finish_good(request, attempt, result);
+    case NET_UNCHANGED: return finish_unchanged(request, attempt);
     case NET_AGAIN:
     case NET_SLOWER: return try_again(request, attempt, result);
     case NET_ELSEWHERE: return follow_redirect(request, attempt);

@@ -79,8 +79,11 @@ static void set_limits(const fst_remote_options *wanted) {
                           .retry_cap_ms = choose(wanted->retry_cap_ms, defaults.retry_cap_ms),
                           .tries_max = choose(wanted->tries_max, defaults.tries_max),
                           .connections_max = (uint32_t)fsti_min(
-                              choose(wanted->connections_max, defaults.connections_max), 1024)};
+                              choose(wanted->connections_max, defaults.connections_max), 1024),
+                          .is_offline = wanted->cache_offline != 0};
 }
+
+bool fsti_net_is_offline(void) { return fsti_net_limits().is_offline; }
 
 fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error) {
     static net_options made; // too large for a stack; guarded by the lock

@@ -9,6 +9,7 @@
 typedef struct net_limits {
     uint32_t connect_ms, first_byte_ms, stall_ms, retry_base_ms, retry_cap_ms, tries_max,
         connections_max;
+    bool is_offline; ///< no request is sent
 } net_limits;
 
 net_limits fsti_net_limits(void);
@@ -16,9 +17,6 @@ net_limits fsti_net_limits(void);
 bool fsti_net_ca_file(char *path, size_t size);
 /// Whether nothing that is there may be replaced.
 bool fsti_net_must_be_new(void);
-/// An environment variable that is set and not empty, of a program that runs with the rights of who
-/// has started it; else NULL.
-const char *fsti_net_environment(const char *name);
 /// Copies a setting; false where it is too long, or has a control byte: a line break would begin
 /// another header.
 bool fsti_net_setting(char *field, size_t size, const char *text);

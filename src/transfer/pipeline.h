@@ -56,7 +56,9 @@ typedef struct batch_state {
     X(network_retries)                                                                             \
     X(network_hedges)                                                                              \
     X(network_connections)                                                                         \
-    X(network_bytes)
+    X(network_bytes)                                                                               \
+    X(disk_cache_bytes)                                                                            \
+    X(disk_cache_written)
 
 /// Counters of one worker, added up when it ends.
 typedef struct worker_counts {

@@ -21,9 +21,8 @@ fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_
     }
     if (fsti_file_is_object(file)) {
         out->forced = out->resident = &fsti_io_engine_http;
-        snprintf(out->reason, sizeof out->reason,
-                 "an object of a server, by range requests (credentials: %s)",
-                 fsti_file_credentials(file));
+        snprintf(out->reason, sizeof out->reason, "%s, by range requests (credentials: %s)",
+                 fsti_file_origin_words(file), fsti_file_credentials(file));
         return FST_OK;
     }
     fsti_route_facts facts = {.keeps_cache = wish->keeps_cache, .is_small = wish->is_small};

@@ -216,6 +216,8 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.network_hedges += net->hedges;
     self->counts.network_connections += net->connections;
     self->counts.network_bytes += net->bytes;
+    self->counts.disk_cache_bytes += net->kept_bytes;
+    self->counts.disk_cache_written += net->written_bytes;
     bool is_direct = lane->engine->is_direct && !block->is_buffered;
     if (is_direct) self->counts.bytes_direct += size;
     bool stays = !pipeline->chunks[block->chunk].is_resident && !pipeline->job.clears_cache &&

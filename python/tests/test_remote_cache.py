@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache on disk: what it saves, who shares it, and what is never believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy
+import pytest
+from web_server import Answer, Request, WebServer, web_server
+
+import fastsafetensors
+from fastsafetensors import SafetensorError, remote
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors._core import Model
+
+REFUSALS = (SafetensorError, OSError, ValueError, RuntimeError)
+MIB = 1 << 20
+BLOCK = 65536
+
+
+def make(path: pathlib.Path, count: int, rows: int, seed: int = 0) -> None:
+    """Save `count` tensors of rows x 256 floats to `path`."""
+    generator = numpy.random.default_rng(seed)
+    fst_numpy.save_file(
+        {
+            f"layer.{i}.weight": generator.standard_normal((rows, 256), dtype=numpy.float32)
+            for i in range(count)
+        },
+        path,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with a file of 10 MiB and a bit, whose tensors end within blocks."""
+    folder = tmp_path_factory.mktemp("models")
+    make(folder / "model.safetensors", 10, 1031)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A cache that is configured, and not made yet."""
+    place = tmp_path / "cache"
+    remote.configure(cache_dir=place, retry_base_ms=2)
+    yield place
+    remote.configure()
+
+
+def load(url: str, **options: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """All tensors' bytes, and the statistics."""
+    with closing(Model(url)) as model, closing(model.load(**options)) as loader:
+        tensors = {
+            name: numpy.from_dlpack(loader.item(i)).tobytes()
+            for i, name in enumerate(model.names())
+        }
+        return tensors, loader.stats()
+
+
+def local(path: pathlib.Path) -> dict[str, bytes]:
+    """The same of a local file."""
+    return {name: value.tobytes() for name, value in fst_numpy.load_file(path).items()}
+
+
+def endings(cache: pathlib.Path) -> list[str]:
+    """The endings of the cache's files of objects."""
+    return sorted(file.suffix for file in cache.iterdir() if file.suffix in (".data", ".part"))
+
+
+def test_the_second_start_is_a_local_one(folder: pathlib.Path, cache: pathlib.Path) -> None:
+    """One small request of no bytes; then files are read as files are, views included."""
+    file = folder / "model.safetensors"
+    with web_server(folder) as server:
+        url = server.url + file.name
+        tensors, stats = load(url)
+        assert tensors == local(file)
+        assert stats["disk_cache_written"] == file.stat().st_size
+        assert stats["disk_cache_bytes"] < 10 * BLOCK  # where chunks meet
+        assert server.sent_bytes == file.stat().st_size  # each byte once
+        asked, sent = len(server.log), server.sent_bytes
+        for _ in range(2):
+            tensors, stats = load(url)
+            assert tensors == local(file)
+            assert stats["network_requests"] == 1 and stats["network_bytes"] == 0
+            assert stats["disk_cache_bytes"] >= 10 * MIB
+            assert "whole in the cache" in stats["reason"] and "http" not in stats["engine"]
+        views, stats = load(url, mode="map")
+        assert views == local(file) and stats["mode"] == "map"
+        assert len(server.log) == asked + 3 and server.sent_bytes == sent
+        assert endings(cache) == [".data"]
+
+
+def test_a_part_that_is_there_is_not_asked_for(folder: pathlib.Path, cache: pathlib.Path) -> None:
+    """Of a slice's blocks what is there comes from the disk, and only the rest from the server."""
+    file = folder / "model.safetensors"
+    with web_server(folder) as server:
+        url = server.url + file.name
+        with fastsafetensors.safe_open(url, "numpy") as opened:
+            first = opened.get_tensor("layer.3.weight")
+        assert first.tobytes() == local(file)["layer.3.weight"]
+        assert server.sent_bytes < first.nbytes + 3 * BLOCK
+        tensors, stats = load(url)
+        assert tensors == local(file)
+        assert stats["disk_cache_bytes"] >= first.nbytes - BLOCK
+        assert server.sent_bytes <= file.stat().st_size  # what is there is never sent again
+        assert load(url)[1]["network_bytes"] == 0 and endings(cache) == [".data"]
+
+
+def test_an_object_that_is_replaced_is_fetched_anew(
+    tmp_path: pathlib.Path, cache: pathlib.Path
+) -> None:
+    """Another version is another file; the older one stays until there is no room."""
+    file = tmp_path / "model.safetensors"
+    with web_server(tmp_path) as server:
+        for seed in range(2):
+            make(file, 3, 500, seed)
+            os.utime(file, ns=(seed + 1, seed + 1))
+            assert load(server.url + file.name)[0] == local(file)
+        assert load(server.url + file.name)[1]["network_bytes"] == 0
+    assert endings(cache) == [".data", ".part"]
+
+
+def damage(cache: pathlib.Path, ending: str, at: int, data: bytes) -> None:
+    """Overwrite bytes of the one file that ends so."""
+    [file] = cache.glob("*" + ending)
+    with file.open("r+b") as stream:
+        stream.seek(at)
+        stream.write(data)
+
+
+def test_what_does_not_hold_its_digest_is_fetched_again(
+    folder: pathlib.Path, cache: pathlib.Path
+) -> None:
+    """Blocks that a power cut has left as zeros, and a map that it has torn, are not believed."""
+    file = folder / "model.safetensors"
+    with web_server(folder) as server:
+        url = server.url + file.name
+        load(url)
+        damage(cache, ".part", 5 * BLOCK + 77, bytes(3 * BLOCK))
+        sent = server.sent_bytes
+        tensors, _ = load(url)
+        assert tensors == local(file) and server.sent_bytes == sent + 4 * BLOCK
+        damage(cache, ".part", 5 * BLOCK + 77, b"x")
+        damage(cache, ".map", 30, b"torn")  # its head
+        assert load(url)[0] == local(file)
+        assert load(url)[0] == local(file) and endings(cache) == [".data"]
+
+
+LOADER = """
+import hashlib, sys
+from fastsafetensors import numpy as fst_numpy, remote
+remote.configure(cache_dir=sys.argv[2], cache_required=len(sys.argv) > 3)
+tensors = fst_numpy.load_file(sys.argv[1])
+print(hashlib.sha256(b"".join(tensors[name].tobytes() for name in sorted(tensors))).hexdigest())
+"""
+
+
+def start(url: str, cache: pathlib.Path, *more: str) -> subprocess.Popen[str]:
+    """A process that loads a model through the cache and prints its digest."""
+    return subprocess.Popen(
+        [sys.executable, "-c", LOADER, url, str(cache), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def digest(path: pathlib.Path) -> str:
+    """What these processes print of a good load."""
+    import hashlib
+
+    held = local(path)
+    return hashlib.sha256(b"".join(held[name] for name in sorted(held))).hexdigest()
+
+
+def test_processes_fetch_a_model_once(tmp_path: pathlib.Path) -> None:
+    """Four at once: at most 1.01 times its bytes leave the server; then none."""
+    make(tmp_path / "model.safetensors", 32, 1024)  # 32 MiB
+    size, wanted = (tmp_path / "model.safetensors").stat().st_size, digest(
+        tmp_path / "model.safetensors"
+    )
+
+    def slow(request: Request, answer: Answer) -> Answer:
+        answer.pause_before_s = 0.05  # so that all are there before it is
+        return answer
+
+    with web_server(tmp_path, slow) as server:
+        url, cache = server.url + "model.safetensors", tmp_path / "cache"
+        for limit in (1.01 * size, 0):
+            sent = server.sent_bytes
+            running = [start(url, cache, "required") for _ in range(4)]
+            answers = [process.communicate(timeout=120) for process in running]
+            assert [out.strip() for out, _ in answers] == [wanted] * 4, answers
+            assert server.sent_bytes - sent <= limit
+
+
+def test_who_is_killed_leaves_nothing_wrong(tmp_path: pathlib.Path) -> None:
+    """kill -9 at random moments, others going on meanwhile: always the right bytes."""
+    make(tmp_path / "model.safetensors", 8, 1024)
+    wanted, generator = digest(tmp_path / "model.safetensors"), random.Random(22)
+    size = (tmp_path / "model.safetensors").stat().st_size
+
+    def slow(request: Request, answer: Answer) -> Answer:
+        answer.pause_before_s = 0.01
+        return answer
+
+    with web_server(tmp_path, slow) as server:
+        for turn in range(6):
+            url, cache = server.url + "model.safetensors", tmp_path / f"cache{turn % 2}"
+            killed, living = start(url, cache), start(url, cache)
+            time.sleep(generator.uniform(0.1, 0.4))
+            killed.send_signal(signal.SIGKILL)
+            killed.communicate()
+            out, told = living.communicate(timeout=60)
+            assert out.strip() == wanted, told
+        sent = server.sent_bytes
+        out, told = start(url, cache).communicate(timeout=60)
+        assert out.strip() == wanted and server.sent_bytes == sent, told
+        assert sent < 6 * size
+
+
+def test_a_cache_that_can_not_be_used(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The load goes on without it and says so; an error where it is required."""
+    file = folder / "model.safetensors"
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "loop").symlink_to("loop")
+    places = {"open": "everybody may write", "file": "", "link": "", "loop/x": ""}
+    with web_server(folder) as server:
+        for place, words in places.items():
+            remote.configure(cache_dir=tmp_path / place)
+            tensors, stats = load(server.url + file.name)
+            assert tensors == local(file) and stats["disk_cache_written"] == 0
+            assert "not cached" in stats["reason"] and words in stats["reason"]
+            remote.configure(cache_dir=tmp_path / place, cache_required=True)
+            with pytest.raises(REFUSALS, match="cache"):
+                load(server.url + file.name)
+        remote.configure(cache_dir=tmp_path / "small", cache_bytes_max=MIB)
+        tensors, stats = load(server.url + file.name)
+        assert tensors == local(file) and "does not fit" in stats["reason"]
+        remote.configure()
+        with pytest.raises(REFUSALS, match="folder of this machine"):
+            remote.configure(cache_dir="s3://bucket/cache")
+
+
+def test_planted_files_are_not_followed(folder: pathlib.Path, cache: pathlib.Path) -> None:
+    """Links and second names in place of the cache's files are passed over."""
+    file = folder / "model.safetensors"
+    with web_server(folder) as server:
+        url = server.url + file.name
+        load(url)
+        load(url)
+        [data] = cache.glob("*.data")
+        kept = data.with_suffix(".kept")
+        data.rename(kept)
+        data.symlink_to(kept)
+        tensors, _ = load(url)
+        assert tensors == local(file) and not data.is_symlink()
+        assert (cache.stat().st_mode & 0o777) == 0o700
+        assert {path.stat().st_mode & 0o777 for path in cache.iterdir()} == {0o600}
+
+
+def test_offline(folder: pathlib.Path, cache: pathlib.Path) -> None:
+    """Nobody is asked: what is there is used, what is not is an error that says so."""
+    file = folder / "model.safetensors"
+    with web_server(folder) as server:
+        url = server.url + file.name
+        load(url)
+        asked = len(server.log)
+        remote.configure(cache_dir=cache, cache_offline=True)
+        tensors, stats = load(url)
+        assert tensors == local(file) and stats["network_requests"] == 0
+        with pytest.raises(REFUSALS, match="no server is asked"):
+            load(server.url + "other.safetensors")
+        assert len(server.log) == asked
+
+
+def test_nothing_secret_is_kept(folder: pathlib.Path, cache: pathlib.Path) -> None:
+    """Neither names nor files have a query; another signature is the same object."""
+    file = folder / "model.safetensors"
+    with web_server(folder) as server:
+        for secret in ("SECRET1", "SECRET2"):
+            load(f"{server.url}{file.name}?X-Amz-Signature={secret}&token=TOKEN")
+        assert server.sent_bytes == file.stat().st_size
+        load(f"{server.url}{file.name}?token=OTHER")  # may be another object
+        assert server.sent_bytes > file.stat().st_size
+    for path in cache.iterdir():
+        held = path.read_bytes() + path.name.encode()
+        assert not any(word in held for word in (b"SECRET", b"TOKEN", b"OTHER", b"X-Amz"))
+
+
+def test_what_was_used_least_goes_first(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+    """Within its size; never what is in use."""
+    for name in "abcd":
+        make(tmp_path / f"{name}.safetensors", 2, 1024, ord(name))
+    remote.configure(cache_dir=cache, cache_bytes_max=7 * MIB)
+    with web_server(tmp_path) as server:
+
+        def kept() -> set[str]:
+            return {entry["address"][-13] for entry in remote.cache_objects()}
+
+        for name in "abc":
+            load(f"{server.url}{name}.safetensors")
+            time.sleep(0.01)
+        assert kept() == {"a", "b", "c"}
+        load(f"{server.url}a.safetensors")
+        with closing(Model(f"{server.url}b.safetensors")):
+            os.utime(next(cache.glob("*.map")))  # whatever the order
+            load(f"{server.url}d.safetensors")
+            assert "b" in kept() and "d" in kept() and len(kept()) == 3
+            pruned = remote.cache_prune(0)
+            assert pruned["left_count"] == 1 and kept() == {"b"}
+        assert remote.cache_prune(0)["left_count"] == 0 and kept() == set()
+
+
+def test_a_fork_goes_on(folder: pathlib.Path, cache: pathlib.Path) -> None:
+    """What was opened before a fork is read by both sides, through the cache."""
+    file = folder / "model.safetensors"
+    with web_server(folder) as server, closing(Model(server.url + file.name)) as model:
+        child = os.fork()
+        good = False
+        try:
+            with closing(model.load()) as loader:
+                wanted = local(file)
+                good = all(
+                    numpy.from_dlpack(loader.item(i)).tobytes() == wanted[name]
+                    for i, name in enumerate(model.names())
+                )
+        finally:
+            if child == 0:
+                os._exit(0 if good else 1)
+        assert good and os.waitpid(child, 0)[1] == 0
+        assert server.sent_bytes <= 1.01 * file.stat().st_size + BLOCK

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The cache's folder and its files: made for one user, never reached by links.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "cache_private.h"
+
+/// Who makes or removes files is done in milliseconds; who was stopped in the middle of it is not
+/// waited for.
+#define LOCK_PATIENCE_NS ((uint64_t)10000000000)
+#define LOCK_PAUSE_US 2000
+/// By this programs that back up and index know what they need not look at (bford.info/cachedir).
+static const char tag[] = "Signature: 8a477f597d28d172789f06886806bc55\n"
+                          "# Objects that fastsafetensors keeps; they can be had again.\n";
+
+/// Makes a folder and those above it.
+static int make_folders(const char *path) {
+    char text[CACHE_PATH_BYTES];
+    size_t size = strlen(path);
+    if (size >= sizeof text) return ENAMETOOLONG;
+    memcpy(text, path, size + 1);
+    for (char *slash = strchr(text + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        if (mkdir(text, 0700) != 0 && errno != EEXIST) return errno;
+        *slash = '/';
+    }
+    return mkdir(text, 0700) != 0 && errno != EEXIST ? errno : 0;
+}
+
+static fst_status check_folder(const char *path, int fd, fst_error *error) {
+    struct stat info;
+    if (fstat(fd, &info) != 0) return fsti_error_errno(error, errno, path, "stat");
+    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET, .os_errno = EPERM};
+    if (info.st_uid != geteuid())
+        return fsti_error_set(error, FST_E_PERMISSION, place,
+                              "the cache's folder belongs to another user");
+    if ((info.st_mode & S_IWOTH) != 0)
+        return fsti_error_set(error, FST_E_PERMISSION, place,
+                              "everybody may write to the cache's folder");
+    return FST_OK;
+}
+
+fst_status fsti_cache_folder_open(const char *path, bool makes, cache_folder *out,
+                                  fst_error *error) {
+    const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    *out = (cache_folder){.fd = -1, .lock_fd = -1};
+    snprintf(out->path, sizeof out->path, "%s", path);
+    int fd = open(path, flags);
+    if (fd < 0 && errno == ENOENT && makes) {
+        int failed = make_folders(path);
+        if (failed != 0) return fsti_error_errno(error, failed, path, "making the cache's folder");
+        fd = open(path, flags);
+    }
+    if (fd < 0) return fsti_error_errno(error, errno, path, "opening the cache's folder");
+    fst_status status = check_folder(path, fd, error);
+    if (status == FST_OK)
+        out->fd = fd;
+    else
+        close(fd);
+    return status;
+}
+
+void fsti_cache_folder_close(cache_folder *folder) {
+    if (folder->lock_fd >= 0) close(folder->lock_fd);
+    if (folder->fd >= 0) close(folder->fd);
+    folder->fd = folder->lock_fd = -1;
+}
+
+int fsti_cache_file_open(const cache_folder *folder, const char *name, int flags) {
+    struct stat info;
+    int fd = openat(folder->fd, name, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+    if (fd < 0) return -1;
+    int failed = fstat(fd, &info) != 0 ? errno : 0;
+    if (failed == 0 && (!S_ISREG(info.st_mode) || info.st_uid != geteuid() || info.st_nlink > 1))
+        failed = EPERM;
+    if (failed == 0) return fd;
+    close(fd);
+    errno = failed;
+    return -1;
+}
+
+/// Says what the folder is, once.
+static void write_tag(const cache_folder *folder) {
+    int fd = fsti_cache_file_open(folder, "CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL);
+    if (fd < 0) return;
+    (void)fsti_cache_pwrite(fd, tag, sizeof tag - 1, 0); // only a courtesy
+    close(fd);
+}
+
+int fsti_cache_folder_lock(cache_folder *folder) {
+    uint64_t begun_ns = fsti_now_ns();
+    if (folder->lock_fd < 0) {
+        write_tag(folder);
+        folder->lock_fd = fsti_cache_file_open(folder, "lock", O_RDWR | O_CREAT);
+    }
+    if (folder->lock_fd < 0) return errno;
+    while (flock(folder->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) return errno;
+        if (fsti_now_ns() - begun_ns > LOCK_PATIENCE_NS) return ETIMEDOUT;
+        usleep(LOCK_PAUSE_US);
+    }
+    return 0;
+}
+
+void fsti_cache_folder_unlock(cache_folder *folder) {
+    if (folder->lock_fd >= 0) close(folder->lock_fd); // which lets go of it, whatever fails
+    folder->lock_fd = -1;
+}
+
+void fsti_cache_file_name(char out[CACHE_FILE_NAME_BYTES], const char *name, const char *ending) {
+    snprintf(out, CACHE_FILE_NAME_BYTES, "%s%s", name, ending);
+}
+
+int fsti_cache_pread(int fd, void *target, size_t size, uint64_t offset) {
+    for (size_t done = 0; done < size;) {
+        ssize_t got = pread(fd, (char *)target + done, size - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return got < 0 ? errno : EIO;
+        done += (size_t)got;
+    }
+    return 0;
+}
+
+int fsti_cache_pwrite(int fd, const void *bytes, size_t size, uint64_t offset) {
+    for (size_t done = 0; done < size;) {
+        ssize_t put = pwrite(fd, (const char *)bytes + done, size - done, (off_t)(offset + done));
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return put < 0 ? errno : EIO;
+        done += (size_t)put;
+    }
+    return 0;
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a cache has, and what of it goes when there is too much.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "cache_private.h"
+
+#define ITEM_COUNT_MAX ((size_t)1 << 20)
+/// What a process makes under another name is done in an instant; later nobody will rename it.
+#define UNFINISHED_S 600
+
+/// A version of an object.
+typedef struct cache_item {
+    char name[CACHE_NAME_BYTES];
+    bool is_whole;
+    uint64_t size_bytes, disk_bytes;
+    struct timespec used;
+} cache_item;
+
+typedef struct item_list {
+    cache_item *items;
+    size_t count, capacity;
+} item_list;
+
+/// Whether a file is NAME and that ending.
+static bool is_file_of(const char *file, const char *ending) {
+    size_t size = CACHE_NAME_BYTES - 1;
+    return strspn(file, "0123456789abcdef") == size && strcmp(file + size, ending) == 0;
+}
+
+static uint64_t disk_bytes_of(const struct stat *info) { return (uint64_t)info->st_blocks * 512; }
+
+static bool look_at(const cache_folder *folder, const char *name, const char *ending,
+                    struct stat *info) {
+    char file[CACHE_FILE_NAME_BYTES];
+    fsti_cache_file_name(file, name, ending);
+    return fstatat(folder->fd, file, info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info->st_mode);
+}
+
+static bool add_item(const cache_folder *folder, const char *file, item_list *list) {
+    cache_item item = {.is_whole = is_file_of(file, ".data")};
+    struct stat data, map;
+    memcpy(item.name, file, CACHE_NAME_BYTES - 1);
+    if (!look_at(folder, item.name, item.is_whole ? ".data" : ".part", &data)) return true;
+    bool has_map = look_at(folder, item.name, ".map", &map);
+    item.size_bytes = (uint64_t)data.st_size;
+    item.disk_bytes = disk_bytes_of(&data) + (has_map ? disk_bytes_of(&map) : 0);
+    item.used = has_map ? map.st_mtim : data.st_mtim;
+    if (!fsti_array_reserve((void **)&list->items, &list->capacity, list->count,
+                            sizeof *list->items, ITEM_COUNT_MAX))
+        return false;
+    list->items[list->count++] = item;
+    return true;
+}
+
+/// Of one file what its maker has not come to: a hidden name, or a map without bytes.
+static void remove_remains(const cache_folder *folder, const char *file) {
+    char name[CACHE_NAME_BYTES] = "";
+    struct stat info;
+    size_t size = strlen(file);
+    bool is_unfinished = size > CACHE_NAME_BYTES && fsti_ends_with(file, ".tmp");
+    if (fstatat(folder->fd, file, &info, AT_SYMLINK_NOFOLLOW) != 0) return;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (is_unfinished && now.tv_sec - info.st_mtim.tv_sec > UNFINISHED_S)
+        unlinkat(folder->fd, file, 0);
+    if (!is_file_of(file, ".map")) return;
+    memcpy(name, file, CACHE_NAME_BYTES - 1);
+    if (!look_at(folder, name, ".data", &info) && !look_at(folder, name, ".part", &info))
+        unlinkat(folder->fd, file, 0);
+}
+
+static int compare_items(const void *a_pointer, const void *b_pointer) {
+    const cache_item *a = a_pointer, *b = b_pointer;
+    if (a->used.tv_sec != b->used.tv_sec) return a->used.tv_sec < b->used.tv_sec ? -1 : 1;
+    if (a->used.tv_nsec != b->used.tv_nsec) return a->used.tv_nsec < b->used.tv_nsec ? -1 : 1;
+    return strcmp(a->name, b->name);
+}
+
+/// All versions, the one that was used least recently first. 0 or an errno. `cleans`: the folder is
+/// locked, and remains go.
+static int list_items(const cache_folder *folder, bool cleans, item_list *list) {
+    int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), failed = 0;
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    *list = (item_list){0};
+    if (stream == NULL) {
+        failed = errno;
+        if (fd >= 0) close(fd);
+        return failed;
+    }
+    const struct dirent *entry;
+    while (failed == 0 && (errno = 0, entry = readdir(stream)) != NULL) {
+        if (cleans) remove_remains(folder, entry->d_name);
+        if ((is_file_of(entry->d_name, ".data") || is_file_of(entry->d_name, ".part")) &&
+            !add_item(folder, entry->d_name, list))
+            failed = ENOMEM;
+    }
+    if (failed == 0) failed = errno;
+    closedir(stream);
+    if (failed != 0) {
+        fsti_free(list->items);
+        *list = (item_list){0};
+    } else if (list->count > 1) {
+        qsort(list->items, list->count, sizeof *list->items, compare_items);
+    }
+    return failed;
+}
+
+/// Holds a version's file alone; -1: somebody has it open, or it is gone.
+static int hold_alone(const cache_folder *folder, const cache_item *item) {
+    char file[CACHE_FILE_NAME_BYTES];
+    fsti_cache_file_name(file, item->name, item->is_whole ? ".data" : ".part");
+    int fd = fsti_cache_file_open(folder, file, O_RDWR);
+    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/// Removes a version that nobody uses. The folder is locked: nobody opens it meanwhile for the
+/// first time, and who has opened it just now sees that it has no name.
+static bool remove_item(const cache_folder *folder, const cache_item *item) {
+    char file[CACHE_FILE_NAME_BYTES];
+    int fd = hold_alone(folder, item);
+    if (fd < 0) return false;
+    fsti_cache_file_name(file, item->name, item->is_whole ? ".data" : ".part");
+    bool is_removed = unlinkat(folder->fd, file, 0) == 0;
+    fsti_cache_file_name(file, item->name, ".map");
+    if (is_removed) unlinkat(folder->fd, file, 0);
+    close(fd);
+    return is_removed;
+}
+
+/// What a version takes, or will: one that somebody is bringing grows.
+static uint64_t claim_of(const cache_folder *folder, const cache_item *item) {
+    if (item->is_whole) return item->disk_bytes;
+    int fd = hold_alone(folder, item);
+    if (fd < 0) return fsti_max(item->disk_bytes, item->size_bytes);
+    close(fd);
+    return item->disk_bytes;
+}
+
+/// Removes from the beginning of the list until at most `bytes_max` is left of *bytes.
+static void prune_items(const cache_folder *folder, const item_list *list, uint64_t bytes_max,
+                        uint64_t *bytes, fst_cache_pruned *out) {
+    for (size_t i = 0; i < list->count && *bytes > bytes_max; i++) {
+        if (!remove_item(folder, &list->items[i])) continue;
+        *bytes -= fsti_min(*bytes, list->items[i].disk_bytes);
+        out->removed_bytes += list->items[i].disk_bytes;
+        out->removed_count++;
+    }
+}
+
+bool fsti_cache_make_room(const cache_folder *folder, uint64_t bytes, uint64_t bytes_max) {
+    item_list list;
+    struct statvfs disk;
+    fst_cache_pruned pruned = {0};
+    uint64_t used = 0, own = 0;
+    if (fstatvfs(folder->fd, &disk) != 0 || list_items(folder, true, &list) != 0) return false;
+    for (size_t i = 0; i < list.count; i++) {
+        own += list.items[i].disk_bytes;
+        used += claim_of(folder, &list.items[i]);
+    }
+    uint64_t room = own + (uint64_t)disk.f_bavail * disk.f_frsize;
+    uint64_t limit = bytes_max != 0 ? fsti_min(bytes_max, room) : room / 5 * 4;
+    if (bytes <= limit) prune_items(folder, &list, limit - bytes, &used, &pruned);
+    fsti_free(list.items);
+    return bytes <= limit && used <= limit - bytes;
+}
+
+// ---- for who looks after it ----
+
+static fst_status open_named(const char *path, cache_folder *out, fst_error *error) {
+    cache_settings *settings = fsti_alloc(sizeof *settings);
+    if (settings == NULL) return fsti_error_memory(error, sizeof *settings);
+    fst_status status = fsti_cache_settings(path, settings, error);
+    if (status == FST_OK && settings->folder[0] == '\0')
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                "no cache is configured: say which folder, or auto");
+    if (status == FST_OK) status = fsti_cache_folder_open(settings->folder, false, out, error);
+    fsti_free(settings);
+    return status;
+}
+
+/// Bytes of a version that are there in part.
+static uint64_t count_kept(int map_fd, uint64_t size_bytes) {
+    uint64_t digests[512], kept = 0, count = fsti_cache_block_count(size_bytes);
+    for (uint64_t at = 0; at < count; at += sizeof digests / sizeof *digests) {
+        uint64_t some = fsti_min(count - at, sizeof digests / sizeof *digests);
+        if (fsti_cache_map_read(map_fd, at, some, digests) != 0) return kept;
+        for (uint64_t i = 0; i < some; i++)
+            if (digests[i] != 0)
+                kept += fsti_min(CACHE_BLOCK_BYTES, size_bytes - (at + i) * CACHE_BLOCK_BYTES);
+    }
+    return kept;
+}
+
+static void tell_item(const cache_folder *folder, const cache_item *item, fst_cache_visitor visit,
+                      void *context) {
+    char file[CACHE_FILE_NAME_BYTES];
+    cache_map_head head = {.address = ""};
+    fst_cache_object object = {.struct_size = sizeof object,
+                               .size_bytes = item->size_bytes,
+                               .kept_bytes = item->is_whole ? item->size_bytes : 0,
+                               .disk_bytes = item->disk_bytes,
+                               .used_s = item->used.tv_sec,
+                               .is_whole = item->is_whole};
+    fsti_cache_file_name(file, item->name, ".map");
+    int map_fd = fsti_cache_file_open(folder, file, O_RDONLY);
+    if (map_fd >= 0) {
+        if (fsti_cache_map_read_head(map_fd, &head) != 0) head.address[0] = '\0';
+        if (!item->is_whole) object.kept_bytes = count_kept(map_fd, item->size_bytes);
+        close(map_fd);
+    }
+    int fd = hold_alone(folder, item);
+    object.in_use = fd < 0;
+    if (fd >= 0) close(fd);
+    head.address[sizeof head.address - 1] = '\0';
+    object.address = head.address;
+    visit(context, &object);
+}
+
+fst_status fsti_cache_visit(const char *path, fst_cache_visitor visit, void *context,
+                            fst_error *error) {
+    cache_folder folder;
+    item_list list;
+    FST_TRY(open_named(path, &folder, error));
+    int failed = list_items(&folder, false, &list);
+    fst_status status = FST_OK;
+    if (failed != 0) status = fsti_error_errno(error, failed, folder.path, "listing the cache");
+    for (size_t i = 0; i < list.count; i++) tell_item(&folder, &list.items[i], visit, context);
+    fsti_free(list.items);
+    fsti_cache_folder_close(&folder);
+    return status;
+}
+
+/// What addresses had last goes with the last of what they are about.
+static void remove_refs(const cache_folder *folder) {
+    int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    const struct dirent *entry;
+    if (stream == NULL && fd >= 0) close(fd);
+    if (stream == NULL) return;
+    while ((entry = readdir(stream)) != NULL)
+        if (is_file_of(entry->d_name, ".ref")) unlinkat(folder->fd, entry->d_name, 0);
+    closedir(stream);
+}
+
+static fst_status prune_folder(cache_folder *folder, uint64_t bytes_max, fst_cache_pruned *out,
+                               fst_error *error) {
+    item_list list;
+    uint64_t bytes = 0;
+    int failed = fsti_cache_folder_lock(folder);
+    if (failed != 0) return fsti_error_errno(error, failed, folder->path, "locking the cache");
+    failed = list_items(folder, true, &list);
+    if (failed != 0) return fsti_error_errno(error, failed, folder->path, "listing the cache");
+    for (size_t i = 0; i < list.count; i++) bytes += list.items[i].disk_bytes;
+    // An object of no blocks takes nothing, but "all" is all.
+    if (bytes_max == 0 && list.count > 0) bytes = UINT64_MAX;
+    prune_items(folder, &list, bytes_max, &bytes, out);
+    out->left_count = list.count - out->removed_count;
+    if (out->left_count == 0) remove_refs(folder);
+    fsti_free(list.items);
+    return FST_OK;
+}
+
+fst_status fsti_cache_prune(const char *path, uint64_t bytes_max, fst_cache_pruned *out,
+                            fst_error *error) {
+    cache_folder folder;
+    item_list list;
+    FST_TRY(open_named(path, &folder, error));
+    fst_status status = prune_folder(&folder, bytes_max, out, error);
+    if (status == FST_OK && list_items(&folder, false, &list) == 0) {
+        for (size_t i = 0; i < list.count; i++) out->left_bytes += list.items[i].disk_bytes;
+        fsti_free(list.items);
+    }
+    fsti_cache_folder_close(&folder);
+    return status;
+}

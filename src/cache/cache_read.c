@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Reads of an object that is kept: what is there comes from the file, what is not from the server
+/// and goes to the file from where it has come to; what another is bringing is waited for.
+///
+/// A job is a read on its way, and a step of it a look at the map. What it finds there it copies;
+/// of the rest it claims as much in a row as nobody else has, has it brought in one request, writes
+/// it and looks again. Jobs never hold a claim while they wait for another, so none can wait for
+/// ever; one that waits for long does without the cache.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cache_private.h"
+
+#define PAUSE_NS_MIN ((uint64_t)1000000)
+#define PAUSE_NS_MAX ((uint64_t)20000000)
+/// Who has a block for so long without a byte of it, while all others have come, may be stopped.
+#define PATIENCE_NS ((uint64_t)30000000000)
+/// So much is read and waited for at once.
+#define PART_BYTES ((CACHE_READ_BLOCKS - 2) * CACHE_BLOCK_BYTES)
+
+/// What is known of a block of the read.
+typedef enum block_state {
+    BLOCK_WANTED,
+    BLOCK_SUSPECT, ///< the file does not hold what the map says
+    BLOCK_DONE,
+} block_state;
+
+typedef struct cache_job {
+    cache_task task; ///< first: a task is its job
+    fsti_cache_entry *entry;
+    fsti_range_read *read;
+    uint64_t first, last; ///< its blocks: [first, last)
+    uint64_t digests[CACHE_READ_BLOCKS];
+    uint8_t states[CACHE_READ_BLOCKS];
+    cache_claim claim;
+    bool is_fetching; ///< a request is to be looked at
+    bool is_alone;    ///< it reads past the cache
+    uint64_t pause_ns, waiting_ns;
+    fsti_range_read fetch;
+    fsti_range_edges edges;
+    fst_error error;
+    char *sides[2]; ///< a block each: for blocks of which only a part is wanted
+    bool side_failed;
+} cache_job;
+
+static uint64_t block_begin(uint64_t block) { return block * CACHE_BLOCK_BYTES; }
+
+static uint64_t block_end(const fsti_cache_entry *entry, uint64_t block) {
+    return fsti_min(block_begin(block + 1), entry->size_bytes);
+}
+
+static void end_job(cache_job *job, int64_t result) {
+    fsti_range_read *read = job->read;
+    read->result = result;
+    fsti_free(job->sides[0]);
+    fsti_free(job->sides[1]);
+    fsti_free(job);
+    read->done(read);
+}
+
+/// Room for a block beside the read's buffer; NULL without memory.
+static char *side_of(cache_job *job, int which) {
+    if (job->sides[which] == NULL) job->sides[which] = fsti_alloc(CACHE_BLOCK_BYTES);
+    return job->sides[which];
+}
+
+// ---- what is there ----
+
+/// Blocks that lie in the read as a whole: [*first, *last) of [first, last).
+static void find_whole(const cache_job *job, uint64_t *first, uint64_t *last) {
+    uint64_t begin = job->read->offset, end = begin + job->read->size;
+    while (*first < *last && block_begin(*first) < begin) (*first)++;
+    while (*last > *first && block_end(job->entry, *last - 1) > end) (*last)--;
+}
+
+/// Notes whether a block's bytes are what the map says.
+static void judge_block(cache_job *job, uint64_t block, const char *bytes) {
+    size_t size = (size_t)(block_end(job->entry, block) - block_begin(block));
+    size_t index = (size_t)(block - job->first);
+    bool is_good = fsti_cache_digest(bytes, size) == job->digests[index];
+    job->states[index] = is_good ? BLOCK_DONE : BLOCK_SUSPECT;
+}
+
+static void mark(cache_job *job, uint64_t first, uint64_t last, block_state state) {
+    for (uint64_t i = first; i < last; i++) job->states[i - job->first] = (uint8_t)state;
+}
+
+/// Blocks that are wanted as a whole, straight to their place.
+static void copy_whole(cache_job *job, uint64_t first, uint64_t last) {
+    fsti_range_read *read = job->read;
+    if (first == last) return;
+    uint64_t begin = block_begin(first), end = block_end(job->entry, last - 1);
+    char *target = read->buffer + (begin - read->offset);
+    if (fsti_cache_pread(job->entry->data_fd, target, (size_t)(end - begin), begin) != 0) {
+        mark(job, first, last, BLOCK_SUSPECT);
+        return;
+    }
+    for (uint64_t i = first; i < last; i++) judge_block(job, i, target + (block_begin(i) - begin));
+    for (uint64_t i = first; i < last; i++)
+        if (job->states[i - job->first] == BLOCK_DONE)
+            read->counts.kept_bytes += block_end(job->entry, i) - block_begin(i);
+}
+
+/// A block of which a part is wanted: by way of the side, as its digest is of all of it.
+static void copy_part(cache_job *job, uint64_t block) {
+    fsti_range_read *read = job->read;
+    uint64_t begin = block_begin(block), end = block_end(job->entry, block);
+    char *side = side_of(job, 0);
+    size_t index = (size_t)(block - job->first);
+    job->states[index] = BLOCK_SUSPECT;
+    if (side == NULL) job->side_failed = true;
+    if (side == NULL ||
+        fsti_cache_pread(job->entry->data_fd, side, (size_t)(end - begin), begin) != 0)
+        return;
+    judge_block(job, block, side);
+    if (job->states[index] != BLOCK_DONE) return;
+    uint64_t from = fsti_max(begin, read->offset), to = fsti_min(end, read->offset + read->size);
+    memcpy(read->buffer + (from - read->offset), side + (from - begin), (size_t)(to - from));
+    read->counts.kept_bytes += to - from;
+}
+
+static void copy_run(cache_job *job, uint64_t first, uint64_t last) {
+    uint64_t whole_first = first, whole_last = last;
+    find_whole(job, &whole_first, &whole_last);
+    for (uint64_t i = first; i < whole_first; i++) copy_part(job, i);
+    copy_whole(job, whole_first, whole_last);
+    for (uint64_t i = whole_last; i < last; i++) copy_part(job, i);
+}
+
+static bool is_absent(const cache_job *job, uint64_t block) {
+    size_t index = (size_t)(block - job->first);
+    return job->states[index] == BLOCK_SUSPECT ||
+           (job->states[index] == BLOCK_WANTED && job->digests[index] == 0);
+}
+
+/// Copies all that is there; false where the map can't be read.
+static bool copy_present(cache_job *job) {
+    if (fsti_cache_map_read(job->entry->map_fd, job->first, job->last - job->first, job->digests) !=
+        0)
+        return false;
+    for (uint64_t first = job->first; first < job->last; first++) {
+        if (job->states[first - job->first] != BLOCK_WANTED || is_absent(job, first)) continue;
+        uint64_t last = first + 1;
+        while (last < job->last && job->states[last - job->first] == BLOCK_WANTED &&
+               !is_absent(job, last))
+            last++;
+        copy_run(job, first, last);
+        job->waiting_ns = 0; // it goes on
+        first = last - 1;
+    }
+    return true;
+}
+
+// ---- what is not ----
+
+/// From a thread of the net room's.
+static void take_fetched(fsti_range_read *fetch) {
+    cache_job *job = fetch->context;
+    job->is_fetching = true;
+    fsti_cache_pool_add(&job->task, 0);
+}
+
+/// Has [begin, end) brought; of what is not wanted itself, to the sides. False: no memory.
+static bool fetch_bytes(cache_job *job, uint64_t begin, uint64_t end) {
+    fsti_range_read *read = job->read;
+    uint64_t from = fsti_max(begin, read->offset), to = fsti_min(end, read->offset + read->size);
+    uint64_t tail_block = (end - 1) / CACHE_BLOCK_BYTES;
+    bool is_one = begin / CACHE_BLOCK_BYTES == tail_block;
+    job->edges = (fsti_range_edges){.begin = from, .end = to};
+    if ((from > begin && (job->edges.head = side_of(job, 0)) == NULL) ||
+        (to < end && (job->edges.tail = side_of(job, is_one ? 0 : 1)) == NULL))
+        return false;
+    // A block lies in its side as a whole: the wanted part of it is copied there before it is
+    // digested.
+    if (to < end) job->edges.tail += to - block_begin(tail_block);
+    job->fetch = (fsti_range_read){.object = job->entry->object,
+                                   .offset = begin,
+                                   .size = (size_t)(end - begin),
+                                   .buffer = read->buffer + (from - read->offset),
+                                   .edges = &job->edges,
+                                   .stop = read->stop,
+                                   .done = take_fetched,
+                                   .context = job,
+                                   .error = &job->error};
+    fsti_range_read_begin(&job->fetch);
+    return true;
+}
+
+/// The bytes of a block that was brought, in one piece.
+static const char *fetched_block(cache_job *job, uint64_t block) {
+    const fsti_range_edges *edges = &job->edges;
+    uint64_t begin = block_begin(block), end = block_end(job->entry, block);
+    if (begin >= edges->begin && end <= edges->end)
+        return job->fetch.buffer + (begin - edges->begin);
+    bool is_head = begin < edges->begin;
+    char *side = job->sides[is_head ? 0 : 1];
+    if (!is_head && job->claim.last == job->claim.first + 1) side = job->sides[0];
+    uint64_t from = fsti_max(begin, edges->begin), to = fsti_min(end, edges->end);
+    memcpy(side + (from - begin), job->fetch.buffer + (from - edges->begin), (size_t)(to - from));
+    return side;
+}
+
+/// Writes the bytes that were brought, then says in the map that they are there. 0 or an errno.
+static int write_fetched(cache_job *job) {
+    fsti_cache_entry *entry = job->entry;
+    uint64_t first = job->claim.first, last = job->claim.last, whole_first = first,
+             whole_last = last;
+    uint64_t digests[CACHE_READ_BLOCKS];
+    int failed = 0;
+    find_whole(job, &whole_first, &whole_last);
+    for (uint64_t i = first; i < last; i++) {
+        const char *bytes = fetched_block(job, i);
+        size_t size = (size_t)(block_end(entry, i) - block_begin(i));
+        digests[i - first] = fsti_cache_digest(bytes, size);
+        bool is_whole = i >= whole_first && i < whole_last;
+        if (!is_whole && failed == 0)
+            failed = fsti_cache_pwrite(entry->data_fd, bytes, size, block_begin(i));
+    }
+    if (failed == 0 && whole_first < whole_last) {
+        uint64_t begin = block_begin(whole_first), end = block_end(entry, whole_last - 1);
+        failed = fsti_cache_pwrite(entry->data_fd, fetched_block(job, whole_first),
+                                   (size_t)(end - begin), begin);
+    }
+    if (failed == 0) failed = fsti_cache_map_write(entry->map_fd, first, last - first, digests);
+    if (failed != 0) return failed;
+    uint64_t begin = block_begin(first), end = block_end(entry, last - 1);
+    job->read->counts.written_bytes += end - begin;
+    // So that the device is busy while more comes, and not all at the end.
+    sync_file_range(entry->data_fd, (off_t)begin, (off_t)(end - begin), SYNC_FILE_RANGE_WRITE);
+    return 0;
+}
+
+/// A request is over. False: so is the job.
+static bool finish_fetch(cache_job *job) {
+    job->is_fetching = false;
+    fsti_net_count(&job->read->counts, &job->fetch.counts);
+    bool is_good = job->fetch.result >= 0;
+    if (job->claim.last > job->claim.first) {
+        uint64_t first = job->claim.first, last = job->claim.last;
+        // What can't be written is right all the same: the read goes on, without the cache.
+        if (is_good && write_fetched(job) != 0) atomic_store(&job->entry->is_broken, true);
+        fsti_cache_unclaim(job->entry, &job->claim);
+        fsti_cache_pool_wake();
+        if (is_good) mark(job, first, last, BLOCK_DONE);
+        job->claim = (cache_claim){0};
+    } else if (is_good) {
+        mark(job, job->first, job->last, BLOCK_DONE);
+    }
+    if (is_good) return true;
+    *job->read->error = job->error;
+    end_job(job, job->fetch.result);
+    return false;
+}
+
+/// All that is not done, as it was asked for, past the cache.
+static void read_alone(cache_job *job) {
+    fsti_range_read *read = job->read;
+    uint64_t first = job->first, last = job->last;
+    while (first < last && job->states[first - job->first] == BLOCK_DONE) first++;
+    while (last > first && job->states[last - 1 - job->first] == BLOCK_DONE) last--;
+    uint64_t begin = fsti_max(block_begin(first), read->offset);
+    uint64_t end = fsti_min(block_end(job->entry, last - 1), read->offset + read->size);
+    (void)fetch_bytes(job, begin, end); // which needs no side
+}
+
+/// Claims what it can of what is absent, and has it brought. False: others have it all.
+static bool fetch_absent(cache_job *job) {
+    for (uint64_t first = job->first; first < job->last; first++) {
+        if (!is_absent(job, first)) continue;
+        uint64_t last = first + 1;
+        while (last < job->last && is_absent(job, last)) last++;
+        if (fsti_cache_claim(job->entry, first, last, &job->claim)) return true;
+        first = last - 1;
+    }
+    return false;
+}
+
+/// With a claim: what has come between the look at the map and the claim is not brought again.
+static bool is_still_absent(cache_job *job) {
+    uint64_t first = job->claim.first, count = job->claim.last - first;
+    uint64_t *digests = &job->digests[first - job->first];
+    if (fsti_cache_map_read(job->entry->map_fd, first, count, digests) != 0) return false;
+    for (uint64_t i = first; i < job->claim.last; i++)
+        if (!is_absent(job, i)) return false;
+    return true;
+}
+
+static void drop_claim(cache_job *job) {
+    fsti_cache_unclaim(job->entry, &job->claim);
+    job->claim = (cache_claim){0};
+}
+
+static void wait_for_others(cache_job *job) {
+    uint64_t now_ns = fsti_now_ns();
+    if (job->waiting_ns == 0) {
+        job->waiting_ns = now_ns;
+        job->pause_ns = PAUSE_NS_MIN;
+    }
+    job->is_alone = now_ns - job->waiting_ns > PATIENCE_NS;
+    job->pause_ns = fsti_min(job->pause_ns * 3 / 2, PAUSE_NS_MAX);
+    fsti_cache_pool_add(&job->task, now_ns + job->pause_ns);
+}
+
+static bool is_done(const cache_job *job) {
+    for (uint64_t i = job->first; i < job->last; i++)
+        if (job->states[i - job->first] != BLOCK_DONE) return false;
+    return true;
+}
+
+static void run_job(cache_task *task) {
+    cache_job *job = (cache_job *)task;
+    fsti_cache_entry *entry = job->entry;
+    if (job->is_fetching && !finish_fetch(job)) return;
+    if (job->read->stop != NULL && atomic_load(job->read->stop)) {
+        end_job(job, -ECANCELED);
+        return;
+    }
+    bool is_known = is_done(job) || copy_present(job);
+    if (is_done(job)) {
+        end_job(job, (int64_t)job->read->size);
+        return;
+    }
+    if (!is_known || job->is_alone || job->side_failed || atomic_load(&entry->is_broken)) {
+        read_alone(job);
+    } else if (!fetch_absent(job)) {
+        wait_for_others(job);
+    } else if (!is_still_absent(job)) {
+        drop_claim(job);
+        fsti_cache_pool_add(&job->task, 0);
+    } else if (!fetch_bytes(job, block_begin(job->claim.first),
+                            block_end(entry, job->claim.last - 1))) {
+        drop_claim(job);
+        read_alone(job);
+    }
+}
+
+void fsti_cache_read_begin(fsti_cache_entry *entry, fsti_range_read *read) {
+    uint64_t first = read->offset / CACHE_BLOCK_BYTES;
+    uint64_t last = fsti_cache_block_count(read->offset + read->size);
+    read->counts = (fsti_net_counts){0};
+    cache_job *job = NULL;
+    bool fits = read->size > 0 && last - first <= CACHE_READ_BLOCKS && fsti_cache_pool_ready();
+    if (fits) job = fsti_alloc_zeroed(1, sizeof *job);
+    if (job == NULL) { // the object itself needs nothing of that
+        fsti_range_read_begin(read);
+        return;
+    }
+    job->task.run = run_job;
+    job->entry = entry;
+    job->read = read;
+    job->first = first;
+    job->last = last;
+    fsti_cache_pool_add(&job->task, 0);
+}
+
+// ---- reads that are waited for ----
+
+typedef struct read_wait {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_done;
+} read_wait;
+
+static void wake_reader(fsti_range_read *read) {
+    read_wait *wait = read->context;
+    pthread_mutex_lock(&wait->lock);
+    wait->is_done = true;
+    pthread_cond_signal(&wait->changed);
+    pthread_mutex_unlock(&wait->lock);
+}
+
+static void read_part(fsti_cache_entry *entry, fsti_range_read *part) {
+    read_wait wait = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    part->context = &wait;
+    part->done = wake_reader;
+    fsti_cache_read_begin(entry, part);
+    pthread_mutex_lock(&wait.lock);
+    while (!wait.is_done) pthread_cond_wait(&wait.changed, &wait.lock);
+    pthread_mutex_unlock(&wait.lock);
+    fsti_cache_hold();
+    fsti_net_count(&entry->counts, &part->counts);
+    fsti_cache_release();
+}
+
+fst_status fsti_cache_read(fsti_cache_entry *entry, fsti_range_read *read, fst_error *error) {
+    fst_error cause = {.status = FST_E_IO};
+    for (size_t done = 0; done < read->size;) {
+        fsti_range_read part = *read;
+        part.offset += done;
+        part.buffer += done;
+        part.size = (size_t)fsti_min(read->size - done, PART_BYTES);
+        part.error = &cause;
+        read_part(entry, &part);
+        if (part.result < 0) {
+            if (error != NULL) *error = cause;
+            return cause.status;
+        }
+        done += part.size;
+    }
+    return FST_OK;
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The end of an object's coming: once all of it is there, right, and on the device, its file is as
+/// good as any other, and read like one.
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cache_private.h"
+
+/// Read and digested at once.
+#define CHECK_BLOCKS 32u
+/// Who else seals it is waited for.
+#define SEAL_PATIENCE_NS ((uint64_t)60000000000)
+#define SEAL_PAUSE_US 5000
+
+/// Whether all blocks are there.
+static bool has_all(const fsti_cache_entry *entry) {
+    uint64_t digests[512];
+    for (uint64_t at = 0; at < entry->block_count; at += sizeof digests / sizeof *digests) {
+        uint64_t count = fsti_min(entry->block_count - at, sizeof digests / sizeof *digests);
+        if (fsti_cache_map_read(entry->map_fd, at, count, digests) != 0) return false;
+        for (uint64_t i = 0; i < count; i++)
+            if (digests[i] == 0) return false;
+    }
+    return true;
+}
+
+/// Whether the blocks [first, first + count) hold what the map says; those that don't are struck
+/// from it.
+static bool check_blocks(const fsti_cache_entry *entry, uint64_t first, uint64_t count,
+                         char *buffer) {
+    uint64_t digests[CHECK_BLOCKS], begin = first * CACHE_BLOCK_BYTES;
+    uint64_t size = fsti_min(count * CACHE_BLOCK_BYTES, entry->size_bytes - begin);
+    bool is_good = true;
+    if (fsti_cache_map_read(entry->map_fd, first, count, digests) != 0 ||
+        fsti_cache_pread(entry->data_fd, buffer, (size_t)size, begin) != 0)
+        return false;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t at = i * CACHE_BLOCK_BYTES, left = fsti_min(CACHE_BLOCK_BYTES, size - at);
+        if (fsti_cache_digest(buffer + at, (size_t)left) == digests[i]) continue;
+        const uint64_t absent = 0;
+        (void)fsti_cache_map_write(entry->map_fd, first + i, 1, &absent);
+        is_good = false;
+    }
+    return is_good;
+}
+
+static bool check_all(const fsti_cache_entry *entry) {
+    char *buffer = fsti_alloc(CHECK_BLOCKS * CACHE_BLOCK_BYTES);
+    bool is_good = buffer != NULL;
+    for (uint64_t at = 0; is_good && at < entry->block_count; at += CHECK_BLOCKS)
+        is_good = check_blocks(entry, at, fsti_min(entry->block_count - at, CHECK_BLOCKS), buffer);
+    fsti_free(buffer);
+    return is_good;
+}
+
+static bool is_sealed(const cache_folder *folder, const char *name) {
+    char data[CACHE_FILE_NAME_BYTES];
+    struct stat info;
+    fsti_cache_file_name(data, name, ".data");
+    return fstatat(folder->fd, data, &info, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/// With all blocks claimed: nobody writes.
+static bool seal_claimed(fsti_cache_entry *entry, const cache_folder *folder, const char *name) {
+    char part[CACHE_FILE_NAME_BYTES], data[CACHE_FILE_NAME_BYTES];
+    if (is_sealed(folder, name)) return true;
+    // What was digested is what the kernel holds; fdatasync() says whether the device has it, too.
+    if (!check_all(entry) || fdatasync(entry->data_fd) != 0) return false;
+    fsti_cache_file_name(part, name, ".part");
+    fsti_cache_file_name(data, name, ".data");
+    return renameat(folder->fd, part, folder->fd, data) == 0;
+}
+
+bool fsti_cache_seal(fsti_cache_entry *entry, const cache_folder *folder, const char *name) {
+    uint64_t begun_ns = fsti_now_ns();
+    while (!atomic_load(&entry->is_broken) && has_all(entry)) {
+        cache_claim claim;
+        bool is_claimed = fsti_cache_claim(entry, 0, entry->block_count, &claim);
+        bool is_all = is_claimed && claim.first == 0 && claim.last == entry->block_count;
+        bool is_done = is_all && seal_claimed(entry, folder, name);
+        if (is_claimed) fsti_cache_unclaim(entry, &claim);
+        if (is_all || is_sealed(folder, name)) return is_done || is_sealed(folder, name);
+        if (fsti_now_ns() - begun_ns > SEAL_PATIENCE_NS) return false;
+        usleep(SEAL_PAUSE_US);
+    }
+    return false;
+}
