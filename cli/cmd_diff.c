@@ -327,6 +327,7 @@ const cli_command diff_command = {
     .operand_max = 2,
     .inputs = INPUTS_ALL,
     .has_json = true,
+    .has_cache = true,
     .has_progress = true,
     .take = take,
     .run = run,

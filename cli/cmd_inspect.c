@@ -208,6 +208,7 @@ const cli_command inspect_command = {
     .part = part_of,
     .inputs = INPUTS_FIRST,
     .has_json = true,
+    .has_cache = true,
     .take = take,
     .run = run,
 };

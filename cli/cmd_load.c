@@ -258,6 +258,7 @@ const cli_command load_command = {
     .operand_max = 1,
     .inputs = INPUTS_FIRST,
     .has_json = true,
+    .has_cache = true,
     .has_progress = true,
     .take = take,
     .run = run,

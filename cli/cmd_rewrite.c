@@ -226,8 +226,8 @@ static const cli_option options[] = {
 
 #define OF_THIS_FILE(own_bit, most_operands)                                                       \
     .options = options, .bit = own_bit, .operand_min = 2, .operand_max = most_operands,            \
-    .inputs = INPUTS_ALL_BUT_LAST, .has_json = true, .has_progress = true, .take = take,           \
-    .run = run
+    .inputs = INPUTS_ALL_BUT_LAST, .has_json = true, .has_progress = true, .has_cache = true,      \
+    .take = take, .run = run
 
 #define IN_ONE_STEP                                                                                \
     "The target comes into place in one step, when it is complete; until then, and after\n"        \

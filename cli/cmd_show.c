@@ -270,6 +270,7 @@ const cli_command show_command = {
     .operand_max = 1000,
     .inputs = INPUTS_FIRST,
     .has_json = true,
+    .has_cache = true,
     .take = take,
     .run = run,
 };

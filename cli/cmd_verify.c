@@ -253,6 +253,7 @@ const cli_command verify_command = {
     .part = part_of,
     .inputs = INPUTS_ALL,
     .has_json = true,
+    .has_cache = true,
     .has_progress = true,
     .take = take,
     .run = run,

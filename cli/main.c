@@ -10,10 +10,12 @@
 #include "options.h"
 
 const cli_command *const cli_commands[] = {
-    &inspect_command, &show_command,  &verify_command, &load_command,  &convert_command,
-    &extract_command, &split_command, &merge_command,  &edit_command,  &diff_command,
-    &hash_command,    &sign_command,  &rescue_command, &clean_command, &bench_command,
-    &engines_command, NULL,
+    &inspect_command, &show_command,    &verify_command,
+    &load_command,    &convert_command, &extract_command,
+    &split_command,   &merge_command,   &edit_command,
+    &diff_command,    &hash_command,    &sign_command,
+    &rescue_command,  &clean_command,   &bench_command,
+    &engines_command, &cache_command,   NULL,
 };
 
 static void print_help(void) {
@@ -54,6 +56,7 @@ static const char *word_here(const char *word) {
         {"checksum", "hash"},
         {"digest", "hash"},
         {"compare", "diff"},
+        {"prune", "cache prune"},
         {"rename", "edit --rename OLD=NEW"},
         {"quantize", "convert"},
         {"cast", "convert --dtype"},

@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fastsafetensors/remote.h>
+
 #include "standard_input.h"
 
-enum { KEY_HELP = -1, KEY_JSON = -2, KEY_QUIET_BAR = -3 };
+enum { KEY_HELP = -1, KEY_JSON = -2, KEY_QUIET_BAR = -3, KEY_CACHE = -4 };
 
 const char *const cli_dtype_words[] = {
     "F64",         "F32",         "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0",
@@ -22,14 +24,23 @@ static const cli_option json_option = {
 static const cli_option bar_option = {
     KEY_QUIET_BAR, "no-progress", NULL, NULL, "no progress bar, also on a terminal", 0};
 
+static const cli_option cache_option = {
+    KEY_CACHE,
+    "cache-dir",
+    "FOLDER",
+    NULL,
+    "keep there on disk what is read of addresses, and read it from there; or auto, off",
+    0};
+
 /// Option `index` of a command, the common ones last; NULL after them.
 static const cli_option *option_at(const cli_command *command, size_t index) {
     size_t own = 0;
     const cli_option *option = command->options;
     for (; option != NULL && option->name != NULL; option++)
         if ((option->of == 0 || (option->of & command->bit) != 0) && own++ == index) return option;
-    const cli_option *common[4] = {NULL};
+    const cli_option *common[5] = {NULL};
     size_t count = 0;
+    if (command->has_cache) common[count++] = &cache_option;
     if (command->has_json) common[count++] = &json_option;
     if (command->has_progress) common[count++] = &bar_option;
     common[count++] = &help_option;
@@ -145,12 +156,21 @@ static const cli_option *find_option(const cli_command *command, const char *wor
     return size > 0 ? found : NULL;
 }
 
+/// For what is opened from now on. Who names a folder wants it used.
+static int use_cache(const char *folder) {
+    fst_error error;
+    fst_remote_options remote = {
+        .struct_size = sizeof remote, .cache_dir = folder, .cache_required = 1};
+    return fst_remote_configure(&remote, &error) == FST_OK ? EXIT_GOOD : cli_fail(&error);
+}
+
 static int take_option(const cli_command *command, const cli_option *option, const char *text,
                        void *request) {
     cli_value value = {text, 0};
     switch (option->key) {
     case KEY_JSON: cli_set_json(true); return EXIT_GOOD;
     case KEY_QUIET_BAR: cli_set_progress(false); return EXIT_GOOD;
+    case KEY_CACHE: return use_cache(text);
     default: break;
     }
     if (option->words == cli_dtype_words) {

@@ -55,6 +55,7 @@ struct cli_command {
     /// What of a model that comes through a pipe the request looks at; NULL: all of it.
     input_part (*part)(const void *request);
     bool has_json, has_progress;
+    bool has_cache; ///< it reads addresses
     /// Takes one option into the request: EXIT_GOOD, or an exit code after saying what is wrong.
     int (*take)(void *request, int key, cli_value value);
     int (*run)(const cli_command *command, char **argv);

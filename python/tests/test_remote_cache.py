@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from typing import Any
 
 import numpy
 import pytest
-from web_server import Answer, Request, WebServer, web_server
+from web_server import Answer, Request, web_server
 
 import fastsafetensors
 from fastsafetensors import SafetensorError, remote
@@ -206,28 +208,43 @@ def test_processes_fetch_a_model_once(tmp_path: pathlib.Path) -> None:
 
 
 def test_who_is_killed_leaves_nothing_wrong(tmp_path: pathlib.Path) -> None:
-    """kill -9 at random moments, others going on meanwhile: always the right bytes."""
-    make(tmp_path / "model.safetensors", 8, 1024)
-    wanted, generator = digest(tmp_path / "model.safetensors"), random.Random(22)
+    """kill -9 at random moments of a load: the next one has the right bytes, and asks for no more
+    than what is not there."""
+    make(tmp_path / "model.safetensors", 24, 1024)
+    wanted, generator = local(tmp_path / "model.safetensors"), random.Random(22)
     size = (tmp_path / "model.safetensors").stat().st_size
 
     def slow(request: Request, answer: Answer) -> Answer:
-        answer.pause_before_s = 0.01
+        answer.pause_before_s = random.uniform(0, 0.05)  # blocks come one after the other
         return answer
 
+    def forked(url: str) -> int:
+        child = os.fork()
+        if child == 0:
+            good = False
+            with contextlib.suppress(BaseException):
+                good = load(url)[0] == wanted
+            os._exit(0 if good else 1)
+        return child
+
+    saved = 0
     with web_server(tmp_path, slow) as server:
-        for turn in range(6):
-            url, cache = server.url + "model.safetensors", tmp_path / f"cache{turn % 2}"
-            killed, living = start(url, cache), start(url, cache)
-            time.sleep(generator.uniform(0.1, 0.4))
-            killed.send_signal(signal.SIGKILL)
-            killed.communicate()
-            out, told = living.communicate(timeout=60)
-            assert out.strip() == wanted, told
-        sent = server.sent_bytes
-        out, told = start(url, cache).communicate(timeout=60)
-        assert out.strip() == wanted and server.sent_bytes == sent, told
-        assert sent < 6 * size
+        url = server.url + "model.safetensors"
+        for turn in range(15):
+            remote.configure(cache_dir=tmp_path / f"cache{turn}", cache_required=True)
+            killed = forked(url)
+            time.sleep(generator.uniform(0.0, 0.12))
+            other = forked(url) if turn % 2 else 0  # which may wait for the one that dies
+            os.kill(killed, signal.SIGKILL)
+            os.waitpid(killed, 0)
+            sent = server.sent_bytes
+            assert other == 0 or os.waitpid(other, 0)[1] == 0
+            assert load(url)[0] == wanted
+            saved += size - (server.sent_bytes - sent)
+            assert load(url)[1]["network_bytes"] == 0
+            shutil.rmtree(tmp_path / f"cache{turn}")
+        assert saved > size  # the dead have left some
+    remote.configure()
 
 
 def test_a_cache_that_can_not_be_used(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -345,3 +362,42 @@ def test_a_fork_goes_on(folder: pathlib.Path, cache: pathlib.Path) -> None:
                 os._exit(0 if good else 1)
         assert good and os.waitpid(child, 0)[1] == 0
         assert server.sent_bytes <= 1.01 * file.stat().st_size + BLOCK
+
+
+def test_the_command(folder: pathlib.Path, tmp_path: pathlib.Path, command: str) -> None:
+    """--cache-dir where addresses are read; what the cache has, in words and as JSON; cleaning."""
+    place = tmp_path / "cache"
+
+    def run(*words: object, code: int = 0) -> str:
+        environment = {**os.environ, "FASTSAFETENSORS_CACHE_DIR": str(place)}
+        if "--cache-dir" in words:
+            del environment["FASTSAFETENSORS_CACHE_DIR"]
+        done = subprocess.run(
+            [command, *map(str, words)], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    assert "0 objects" in run("cache")
+    assert json.loads(run("cache", "clear", "--json"))["removed"] == 0
+    with web_server(folder) as server:
+        url = server.url + "model.safetensors?token=SECRET"
+        assert "layer.3.weight" in run("inspect", "--cache-dir", place, url)
+        [entry] = json.loads(run("cache", "list", "--json"))["objects"]
+        assert entry["kept_bytes"] == BLOCK and not entry["whole"]
+        assert entry["address"] == server.url + "model.safetensors"
+        for limit in (11 * MIB, 0):
+            sent = server.sent_bytes
+            stats = json.loads(run("load", "--cache-dir", place, "--json", url))
+            assert server.sent_bytes - sent <= limit, stats
+        run("verify", "--cache-dir", place, url)
+        assert "whole" in run("cache") and "SECRET" not in run("cache")
+        blocked = tmp_path / "blocked"
+        blocked.write_text("")
+        run("load", "--cache-dir", blocked, url, code=2)
+        sent = server.sent_bytes
+        run("load", url)  # by the environment
+        assert server.sent_bytes == sent
+    run("cache", "prune", code=3)
+    assert "1 left" in run("cache", "prune", "--max", "1G")
+    assert json.loads(run("cache", "prune", "--max", "1M", "--json"))["removed"] == 1

@@ -35,6 +35,8 @@ void fsti_cache_close(fsti_cache_entry *entry);
 /// fsti_range_read_begin() and fsti_object_read() of an entry.
 void fsti_cache_read_begin(fsti_cache_entry *entry, fsti_range_read *read);
 fst_status fsti_cache_read(fsti_cache_entry *entry, fsti_range_read *read, fst_error *error);
+/// Why nothing is written to it any more, an errno; 0: all is well.
+int fsti_cache_failure(const fsti_cache_entry *entry);
 /// What reads that were waited for have cost.
 void fsti_cache_counts(fsti_cache_entry *entry, fsti_net_counts *out);
 

@@ -131,7 +131,7 @@ static bool claim_some(fsti_cache_entry *entry, uint64_t first, uint64_t last, c
         bool is_taken = errno == EAGAIN || errno == EACCES;
         if (is_taken && leave_out_others(entry->map_fd, &first, &last)) continue;
         // No locks to be had here: nothing keeps processes from writing over each other.
-        atomic_store(&entry->is_broken, true);
+        fsti_cache_break(entry, errno);
         return false;
     }
     return false;
@@ -140,7 +140,7 @@ static bool claim_some(fsti_cache_entry *entry, uint64_t first, uint64_t last, c
 bool fsti_cache_claim(fsti_cache_entry *entry, uint64_t first, uint64_t last, cache_claim *claim) {
     fsti_cache_hold();
     bool is_own = own_map(entry);
-    if (!is_own) atomic_store(&entry->is_broken, true);
+    if (!is_own) fsti_cache_break(entry, errno);
     bool is_claimed = is_own && claim_some(entry, first, last, claim);
     fsti_cache_release();
     return is_claimed;
@@ -154,7 +154,7 @@ void fsti_cache_unclaim(fsti_cache_entry *entry, cache_claim *claim) {
         *at = claim->next;
         struct flock range = range_lock(F_UNLCK, claim->first, claim->last);
         // A lock that stays is passed over by those who wait long enough.
-        if (fcntl(entry->map_fd, F_OFD_SETLK, &range) != 0) atomic_store(&entry->is_broken, true);
+        if (fcntl(entry->map_fd, F_OFD_SETLK, &range) != 0) fsti_cache_break(entry, errno);
     }
     fsti_cache_release();
 }

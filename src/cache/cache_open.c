@@ -12,6 +12,9 @@
 #define REF_MAGIC "fst-cache-ref 1\n"
 /// A file that is removed between being found and being held is looked for again.
 #define OPEN_TRIES_MAX 8
+/// Who has the turn asks a server, which takes as long as it takes.
+#define TURN_PATIENCE_NS ((uint64_t)10000000000)
+#define TURN_PAUSE_US 3000
 #define ADDRESS_BYTES_MAX 16384u
 
 /// What one opening is about.
@@ -194,8 +197,10 @@ static bool find_pair(cache_opening *opening, int *data_fd, int *map_fd) {
 
 static fsti_cache_entry *make_entry(cache_opening *opening, int data_fd, int map_fd) {
     fsti_cache_entry *entry = fsti_alloc_zeroed(1, sizeof *entry);
-    if (entry == NULL || !fsti_cache_pool_ready()) {
+    char *path = fsti_string_copy(opening->folder.path, strlen(opening->folder.path));
+    if (entry == NULL || path == NULL || !fsti_cache_pool_ready()) {
         fsti_free(entry);
+        fsti_free(path);
         close(data_fd);
         close(map_fd);
         fail(opening, "there is no memory for the cache", ENOMEM);
@@ -207,6 +212,8 @@ static fsti_cache_entry *make_entry(cache_opening *opening, int data_fd, int map
     entry->data_fd = data_fd;
     entry->map_fd = map_fd;
     entry->owner = getpid();
+    entry->folder = path;
+    entry->is_required = opening->settings.is_required;
     futimens(map_fd, NULL); // the last use
     return entry;
 }
@@ -226,7 +233,7 @@ static void keep_first(fsti_cache_entry *entry) {
         if (failed == 0) failed = fsti_cache_map_write(entry->map_fd, 0, 1, &digest);
         if (failed == 0) entry->counts.written_bytes += size;
     }
-    if (failed != 0) atomic_store(&entry->is_broken, true);
+    if (failed != 0) fsti_cache_break(entry, failed);
     fsti_cache_unclaim(entry, &claim);
 }
 
@@ -285,15 +292,47 @@ static fst_status tell(const cache_opening *opening, bool is_used, fsti_cached *
     return fsti_error_errno(error, opening->failure, opening->folder.path, opening->failed);
 }
 
+// ---- who asks first ----
+
+/// Processes that begin at once would all ask for the first bytes: of an address of which nothing
+/// is known one asks, and the others wait until it has said what there is. Returns a descriptor
+/// that holds the turn, or -1: there is nothing to wait for, or no lock to be had.
+static int take_turn(cache_opening *opening) {
+    uint64_t begun_ns = fsti_now_ns(), place = 0;
+    int fd = opening->known[0] != '\0' || fsti_net_is_offline()
+                 ? -1
+                 : fsti_cache_file_open(&opening->folder, "turns", O_RDWR | O_CREAT);
+    memcpy(&place, opening->address, sizeof place);
+    while (fd >= 0 && opening->known[0] == '\0') {
+        struct flock turn = {.l_type = F_WRLCK,
+                             .l_whence = SEEK_SET,
+                             .l_start = (off_t)(place & INT32_MAX),
+                             .l_len = 1};
+        if (fcntl(fd, F_OFD_SETLK, &turn) == 0) {
+            read_ref(opening); // who had the turn before may have left it
+            return fd;
+        }
+        bool is_taken = errno == EAGAIN || errno == EACCES;
+        if (!is_taken || fsti_now_ns() - begun_ns > TURN_PATIENCE_NS) break;
+        usleep(TURN_PAUSE_US);
+        read_ref(opening);
+    }
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
 static fst_status open_by_cache(cache_opening *opening, const char *url, fsti_cached *out,
                                 fst_error *error) {
     FST_TRY(fsti_object_make(url, &opening->object, error));
     out->object = opening->object;
     bool has_name = name_address(opening);
     if (has_name) read_ref(opening);
-    FST_TRY(fsti_object_ask(opening->object, has_name ? opening->known : NULL, error));
+    int turn = has_name ? take_turn(opening) : -1;
+    fst_status status = fsti_object_ask(opening->object, has_name ? opening->known : NULL, error);
     if (!has_name) fail(opening, "its address is too long", ENAMETOOLONG);
-    return tell(opening, has_name && use_cache(opening, out), out, error);
+    bool is_used = status == FST_OK && has_name && use_cache(opening, out);
+    if (turn >= 0) close(turn);
+    return status == FST_OK ? tell(opening, is_used, out, error) : status;
 }
 
 static fst_status open_past_cache(const char *url, const fst_error *cause, fsti_cached *out,
@@ -337,7 +376,12 @@ void fsti_cache_close(fsti_cache_entry *entry) {
     fsti_object_unref(entry->object);
     close(entry->data_fd);
     close(entry->map_fd);
+    fsti_free(entry->folder);
     fsti_free(entry);
+}
+
+int fsti_cache_failure(const fsti_cache_entry *entry) {
+    return atomic_load(&entry->is_broken) ? atomic_load(&entry->failure) : 0;
 }
 
 void fsti_cache_counts(fsti_cache_entry *entry, fsti_net_counts *out) {

@@ -95,12 +95,21 @@ struct fsti_cache_entry {
     pid_t owner;            ///< of the claims, and of the map's opening
     cache_claim *claims;    ///< under the room's lock
     atomic_bool is_broken;  ///< nothing is written any more
+    atomic_int failure;     ///< why: an errno
+    bool is_required;       ///< then that is an error
+    char *folder;           ///< for messages
     fsti_net_counts counts; ///< under the room's lock
 };
 
 /// The room's lock, for short whiles; free in the child of a fork.
 void fsti_cache_hold(void);
 void fsti_cache_release(void);
+
+/// Nothing is written to the entry from now on.
+static inline void fsti_cache_break(fsti_cache_entry *entry, int failure) {
+    atomic_store(&entry->failure, failure);
+    atomic_store(&entry->is_broken, true);
+}
 
 /// Claims what it can of the beginning of [first, last), or behind what others have of it: false
 /// where they have it all. What is claimed is in `claim`.

@@ -232,6 +232,19 @@ static int write_fetched(cache_job *job) {
     return 0;
 }
 
+/// Writes what was brought. What can't be written is right all the same, and the read goes on
+/// without the cache: false where that is not allowed.
+static bool keep_fetched(cache_job *job) {
+    fsti_cache_entry *entry = job->entry;
+    int failed = write_fetched(job);
+    if (failed == 0) return true;
+    fsti_cache_break(entry, failed);
+    if (!entry->is_required) return true;
+    job->fetch.result = -failed;
+    fsti_error_errno(&job->error, failed, entry->folder, "writing to the cache");
+    return false;
+}
+
 /// A request is over. False: so is the job.
 static bool finish_fetch(cache_job *job) {
     job->is_fetching = false;
@@ -239,8 +252,7 @@ static bool finish_fetch(cache_job *job) {
     bool is_good = job->fetch.result >= 0;
     if (job->claim.last > job->claim.first) {
         uint64_t first = job->claim.first, last = job->claim.last;
-        // What can't be written is right all the same: the read goes on, without the cache.
-        if (is_good && write_fetched(job) != 0) atomic_store(&job->entry->is_broken, true);
+        if (is_good) is_good = keep_fetched(job);
         fsti_cache_unclaim(job->entry, &job->claim);
         fsti_cache_pool_wake();
         if (is_good) mark(job, first, last, BLOCK_DONE);

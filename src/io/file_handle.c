@@ -139,6 +139,11 @@ const char *fsti_file_origin_words(const fsti_file *file) {
     return file->maker.origin != NULL ? file->maker.origin->words : file->words;
 }
 
+int fsti_file_cache_failure(const fsti_file *file) {
+    if (file->maker.origin != NULL) file = file->maker.origin;
+    return file->entry == NULL ? 0 : fsti_cache_failure(file->entry);
+}
+
 bool fsti_file_is_kept(const fsti_file *file) {
     if (file->maker.origin != NULL) file = file->maker.origin;
     return file->origin != NULL && file->object == NULL;

@@ -53,6 +53,8 @@ bool fsti_file_is_object(const fsti_file *file);
 bool fsti_file_is_kept(const fsti_file *file);
 /// Of an address: where it is read from, in words; else "".
 const char *fsti_file_origin_words(const fsti_file *file);
+/// Why nothing of it is left in the cache on disk any more, an errno; 0: it is, or there is none.
+int fsti_file_cache_failure(const fsti_file *file);
 /// Where the credentials of an address are from, in words.
 const char *fsti_file_credentials(const fsti_file *file);
 /// What opening it, and reads that were waited for, have cost; zeros of what is no object.

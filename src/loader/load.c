@@ -500,13 +500,24 @@ static void add_opening(const fst_loader *loader, fst_load_stats *stats) {
     }
 }
 
+/// Tells of the cache on disk what can't be seen by the engine.
+static void add_cache_words(const fst_loader *loader, char *reason, size_t size) {
+    size_t used = strlen(reason);
+    const char *kept = NULL;
+    int failure = 0;
+    for (size_t i = 0; i < loader->model->file_count; i++) {
+        if (fsti_file_is_kept(loader->files[i])) kept = fsti_file_origin_words(loader->files[i]);
+        if (failure == 0) failure = fsti_file_cache_failure(loader->files[i]);
+    }
+    if (failure != 0)
+        snprintf(reason + used, size - used, "; the cache on disk is not written to: %s",
+                 strerror(failure));
+    else if (kept != NULL)
+        snprintf(reason + used, size - used, "; %s", kept);
+}
+
 /// Objects that are whole in the cache on disk are files: what is planned of them is read there.
 static void add_kept(const fst_loader *loader, fst_load_stats *stats) {
-    const fsti_file *first = loader->model->file_count > 0 ? loader->files[0] : NULL;
-    size_t used = strlen(stats->reason);
-    if (first != NULL && fsti_file_is_kept(first))
-        snprintf(stats->reason + used, sizeof stats->reason - used, "; %s",
-                 fsti_file_origin_words(first));
     for (size_t i = 0; i < loader->plan.extent_count; i++) {
         const fsti_plan_extent *extent = &loader->plan.extents[i];
         if (fsti_file_is_kept(loader->files[extent->file]))
@@ -532,6 +543,7 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     stats->plan_ns = loader->plan_ns;
     add_opening(loader, stats);
     add_kept(loader, stats);
+    add_cache_words(loader, stats->reason, sizeof stats->reason);
     pthread_mutex_lock(&loader->lock);
     stats->wait_ns = loader->wait_ns;
     stats->bytes_copied += loader->bytes_aligned;
