@@ -27,6 +27,9 @@ MEMORY_LIMIT_BYTES = 256 << 20
 # Boxes below this that are no views are copied by the thread that asks where the page cache has
 # them.
 _SMALL_BYTES = 64 << 10
+# The first window of what an earlier load has taken, which may be another way through the model:
+# what it had is forgotten where this one passes it by, and windows grow twofold.
+_FIRST_BYTES = 4 << 20
 # A program that goes back takes up its way from there when the next tensor is this near.
 _NEAR = 16
 _LAYER = re.compile(r"\.(\d+)(?=\.)")
@@ -106,6 +109,7 @@ class LazyReads:
         self._order = list(self.stored.values())
         self._limit = memory_limit
         self._ahead = ahead and memory_limit > 0
+        self._room = min(_FIRST_BYTES, memory_limit // 2) if habits else memory_limit // 2
         self._habits: Habits = {} if habits is None else habits
         self._expects = expects
         # What loads give may be views of the files, which all of them share.
@@ -260,20 +264,21 @@ class LazyReads:
 
     def _open(self, first: int, must: tuple[Stored, Bounds] | None) -> None:
         """Begin to read what is expected from a place on, at most half of the limit."""
+        if self._window is not None:
+            self._window.is_last = False
+            self._drop(self._window.before)
+            self._window.before = None
+        room, self._room = self._room, min(2 * self._room, self._limit // 2)
         picked = [must] if must is not None else []
         total = 0 if must is None else must[0].size_of(must[1])
         place = first
         while place < len(self._order):
             boxes, size = self._expect(self._order[place], must)
-            if picked and total + size > self._limit // 2:
+            if picked and total + size > room:
                 break
             picked += boxes
             total += size
             place += 1
-        if self._window is not None:
-            self._window.is_last = False
-            self._drop(self._window.before)
-            self._window.before = None
         if not picked:
             return
         items = [self._item(*one) for one in picked]

@@ -88,6 +88,7 @@ def models(tmp_path_factory):
         "tied": tiny_models.llama(folder / "tied", torch.float32, tied=True),
         "moe": tiny_models.qwen3_moe(folder / "moe"),
         "moe2": tiny_models.qwen3_moe(folder / "moe2", seed=2),
+        "granite": tiny_models.granite_moe(folder / "granite"),
     }
 
 
@@ -149,6 +150,14 @@ def test_vllm(around, models, tmp_path):
         {"name": "moe ep filter", "folder": moe, "tp": 2, "ep": True,
          "parallel": {"enable_ep_weight_filter": True}},
         {"name": "moe pp", "folder": moe, "pp": 2, "extra": load},
+        {"name": "moe ep round robin", "folder": moe, "tp": 2, "ep": True,
+         "parallel": {"expert_placement_strategy": "round_robin"}},
+        # The second is told what the first has taken, which is wrong: that costs bytes, not values.
+        {"name": "3-D experts ep", "folder": models["granite"], "tp": 2, "ep": True,
+         "extra": load},
+        {"name": "3-D experts tp", "folder": models["granite"], "tp": 2},
+        {"name": "sharded state", "folder": llama, "tp": 2, "sharded": str(tmp_path / "state"),
+         "extra": load},
         {"name": "llama reload", "folder": llama, "tp": 2, "reload": models["llama2"]},
         {"name": "moe reload", "folder": moe, "tp": 2, "ep": True, "reload": models["moe2"]},
     ]
@@ -163,7 +172,14 @@ def test_sglang(around, models, tmp_path, widths):
         {"name": "moe", "folder": models["moe"], **widths, "extra": {"enable_gds": False}},
     ]
     if "ep" in widths:
-        scenarios = scenarios[2:]
-    if "pp" in widths:
+        granite = {"name": "3-D experts", "folder": models["granite"], **widths}
+        scenarios = [*scenarios[2:], granite]
+    elif "pp" in widths:
         scenarios = [scenarios[0], scenarios[2]]  # the last stage has embedding and head
+    else:
+        scenarios += [
+            {"name": "reload", "folder": models["llama"], **widths, "reload": models["llama2"]},
+            {"name": "reload by name", "folder": models["llama"], **widths, "only": "layernorm",
+             "reload": models["llama2"]},
+        ]
     check(run_ranks("sglang", scenarios, around, tmp_path), scenarios)

@@ -203,6 +203,21 @@ def test_a_second_way_through_is_read_ahead_too(path: Path) -> None:
     assert model.stats()["loads"] <= 2 * (LAYERS // 4 + 3)
 
 
+def test_another_way_through_than_the_last_one_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    made = {f"layers.{i}.w": torch.zeros(1 << 20, dtype=torch.uint8) for i in range(LAYERS)}
+    made.update({f"layers.{i}.n": torch.full((8,), float(i)) for i in range(LAYERS)})
+    save_file(made, path)
+    first = LazyModel(path, mode="load")
+    for _, lazy in first:
+        lazy.clone()
+    again = LazyModel(path, mode="load", habits=first.habits)
+    for name, lazy in again:
+        if name.endswith("n"):
+            assert lazy[0] == int(name.split(".")[1])
+    assert again.stats()["bytes_read"] <= 16 << 20  # not all of it
+
+
 def test_no_memory_for_reading_ahead_is_nobodys_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

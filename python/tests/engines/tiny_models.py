@@ -95,3 +95,21 @@ def qwen3_moe(folder: Path, dtype: Any = torch.bfloat16, seed: int = 1) -> str:
         mlp_only_layers=[], router_aux_loss_coef=0.0, shared_expert_intermediate_size=0,
     )
     return _save(folder, shapes, config, dtype, seed)
+
+
+def granite_moe(folder: Path, dtype: Any = torch.bfloat16, seed: int = 1) -> str:
+    """A mixture whose experts are one tensor of three dimensions."""
+    shapes = _ends(True)
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        shapes.update(_attention(prefix, norms=False))
+        moe = f"{prefix}.block_sparse_moe"
+        shapes[f"{moe}.input_linear.weight"] = (EXPERTS, 2 * INNER, HIDDEN)
+        shapes[f"{moe}.output_linear.weight"] = (EXPERTS, HIDDEN, INNER)
+        shapes[f"{moe}.router.layer.weight"] = (EXPERTS, HIDDEN)
+    config = _config(
+        "GraniteMoeForCausalLM", model_type="granitemoe", num_local_experts=EXPERTS,
+        num_experts_per_tok=2, tie_word_embeddings=True, embedding_multiplier=1.0,
+        logits_scaling=1.0, residual_multiplier=1.0, attention_multiplier=1.0,
+    )
+    return _save(folder, shapes, config, dtype, seed)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the programs of one rank share, whichever engine they are of.
+
+    PROGRAM RANK WORLD URL SCENARIOS.json
+
+A scenario is loaded by the engine's loader and by ours; a JSON line says what differs, and the
+bytes of both.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastsafetensors import lazy
+
+STATS: list[dict[str, int]] = []
+# Of parameters before a load: what is left of it was not loaded.
+UNTOUCHED = -77
+
+
+def watch_stats() -> None:
+    """Note what every lazy model has read."""
+    close = lazy.LazyModel.close
+
+    def closing(self: Any) -> None:
+        close(self)
+        STATS.append(self.stats())
+
+    lazy.LazyModel.close = closing  # type: ignore[method-assign]
+
+
+def arguments() -> tuple[int, int, str, list[dict[str, Any]]]:
+    """Rank, number of ranks, URL to meet at, scenarios."""
+    rank, world, url, path = sys.argv[1:5]
+    return int(rank), int(world), url, json.loads(Path(path).read_text())
+
+
+def compare(scenario: dict[str, Any], theirs: Any, ours: Any, **more: Any) -> dict[str, Any]:
+    """What differs between two models, of which ours was loaded last."""
+    expected, found = dict(theirs.named_parameters()), dict(ours.named_parameters())
+    different = [name for name in expected
+                 if name not in found or not torch.equal(expected[name], found[name])]
+    return {"name": scenario["name"], "parameters": len(expected), "different": different[:5],
+            "untouched": [n for n, p in found.items() if bool((p == UNTOUCHED).all())][:5],
+            "bytes": sum(p.nbytes for p in found.values()), "stats": STATS[-1], **more}
+
+
+def run_all(run: Callable[[dict[str, Any]], dict[str, Any]],
+            scenarios: list[dict[str, Any]]) -> None:
+    """Run all, and print what each has shown."""
+    for scenario in scenarios:
+        STATS.clear()
+        print(json.dumps(run(scenario)), flush=True)
+
+
+def addresses(model: Any) -> dict[str, int]:
+    """Where the parameters lie."""
+    return {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
