@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -189,8 +190,9 @@ def digest(path: pathlib.Path) -> str:
 def test_processes_fetch_a_model_once(tmp_path: pathlib.Path) -> None:
     """Four at once: at most 1.01 times its bytes leave the server; then none."""
     make(tmp_path / "model.safetensors", 32, 1024)  # 32 MiB
-    size, wanted = (tmp_path / "model.safetensors").stat().st_size, digest(
-        tmp_path / "model.safetensors"
+    size, wanted = (
+        (tmp_path / "model.safetensors").stat().st_size,
+        digest(tmp_path / "model.safetensors"),
     )
 
     def slow(request: Request, answer: Answer) -> Answer:
@@ -401,3 +403,67 @@ def test_the_command(folder: pathlib.Path, tmp_path: pathlib.Path, command: str)
     run("cache", "prune", code=3)
     assert "1 left" in run("cache", "prune", "--max", "1G")
     assert json.loads(run("cache", "prune", "--max", "1M", "--json"))["removed"] == 1
+
+
+def test_sets_and_every_front(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+    """An index and its files: the second start of each front takes no byte from the server."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors.torch import load_file, load_model, save_file
+
+    names = [f"{i}.weight" for i in range(6)]
+    tensors = {name: torch.randn(300, 400) for name in names}
+    for part in range(3):
+        held = {name: tensors[name] for name in names[part::3]}
+        save_file(held, tmp_path / f"part{part}.safetensors")
+    index = {
+        "metadata": {},
+        "weight_map": {n: f"part{i % 3}.safetensors" for i, n in enumerate(names)},
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    layers = torch.nn.ModuleList(torch.nn.Linear(400, 300, bias=False) for _ in names)
+
+    def by_load_file(url: str) -> bool:
+        loaded = load_file(url)
+        return all(torch.equal(loaded[name], tensors[name]) for name in names)
+
+    def by_model(url: str) -> bool:
+        load_model(layers, url)
+        return all(torch.equal(layers[i].weight, tensors[n]) for i, n in enumerate(names))
+
+    def by_open(url: str) -> bool:
+        with fastsafetensors.safe_open(url, "pt") as opened:
+            return all(torch.equal(opened.get_tensor(n), tensors[n]) for n in names)
+
+    with web_server(tmp_path) as server:
+        url = server.url + "model.safetensors.index.json"
+        for front in (by_load_file, by_model, by_open):
+            remote.cache_prune(0, cache) if cache.exists() else None
+            assert front(url)
+            sent, asked = server.sent_bytes, len(server.log)
+            for other in (by_load_file, by_model, by_open):
+                assert other(url)
+            assert server.sent_bytes == sent
+            assert len(server.log) - asked == 3 * 4  # a small request a file and start
+
+
+def test_a_cancelled_load_lets_go(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+    """Who waits for a block that another is bringing ends when it is told to, and so does he."""
+    make(tmp_path / "model.safetensors", 4, 1024)
+    go = threading.Event()
+
+    def hold(request: Request, answer: Answer) -> Answer:
+        if request.headers["range"] != "bytes=0-65535":
+            go.wait(20)
+        return answer
+
+    with web_server(tmp_path, hold) as server:
+        url = server.url + "model.safetensors"
+        models = [Model(url), Model(url)]
+        loaders = [model.load(mode="load") for model in models]
+        time.sleep(0.2)
+        begun = time.monotonic()
+        for loader in reversed(loaders):
+            loader.close()
+        assert time.monotonic() - begun < 10
+        go.set()
+        assert load(url)[0] == local(tmp_path / "model.safetensors")

@@ -97,8 +97,7 @@ static bool fail(cache_opening *opening, const char *what, int failure) {
 /// Holds a file that was opened, so that nobody removes it: false where somebody has.
 static bool hold_file(int fd, uint64_t size_bytes) {
     struct stat info;
-    int failed;
-    while ((failed = flock(fd, LOCK_SH)) != 0 && errno == EINTR) {
+    while (flock(fd, LOCK_SH) != 0 && errno == EINTR) {
     }
     // Where there are no locks nobody can remove it under one, either: it may vanish, which does
     // no harm to who has it open.

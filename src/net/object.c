@@ -98,7 +98,7 @@ static fst_status ask_first(fsti_object *object, const net_pin *known, fst_error
                            .known = known};
     fsti_request_run(&request);
     fsti_net_count(&object->counts, &request.counts);
-    if (request.status == FST_OK && request.answer.status == 304) {
+    if (known != NULL && request.status == FST_OK && request.answer.status == 304) {
         object->pin = *known;
         keep_first(object, 0);
         return FST_OK;
