@@ -40,6 +40,7 @@ typedef struct fst_remote_options {
     uint32_t retry_cap_ms;    ///< the longest one; 20,000
     uint32_t tries_max;       ///< in a row, without progress; 8
     uint32_t connections_max; ///< at one host; 64
+    const char *account_key;  ///< of az://, in BASE64
     int no_overwrite;         ///< 1: objects are saved only where there are none (FST_E_IO, EEXIST)
     const char *cache_dir;    ///< a folder to keep what is read in, "auto" or "off"; see below
     uint64_t cache_bytes_max; ///< that it may take; 0: four fifths of what its disk has for it

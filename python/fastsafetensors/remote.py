@@ -19,7 +19,7 @@ def configure(**settings: Any) -> None:
 
     endpoint: of s3://, gs://, az:// or hf://, such as "http://127.0.0.1:9000".
     region, access_key, secret_key, session_token: of s3:// (keys also of gs://).
-    bearer_token: of gs:// and hf://. account, sas_token: of az://.
+    bearer_token: of gs:// and hf://. account, account_key, sas_token: of az://.
     anonymous: nothing is signed, and no credentials are looked for.
     bucket_style: "path", "host" or "auto". ca_file: certificates to trust.
     connect_ms, first_byte_ms, stall_ms: patience. tries_max, retry_base_ms, retry_cap_ms: tries in

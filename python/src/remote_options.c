@@ -22,24 +22,24 @@ static int take_folder(PyObject *object, void *out) {
 }
 
 PyObject *fstpy_configure_remote(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"endpoint",        "region",          "access_key",    "secret_key",
-                            "session_token",   "bearer_token",    "sas_token",     "account",
-                            "ca_file",         "anonymous",       "bucket_style",  "connect_ms",
-                            "first_byte_ms",   "stall_ms",        "retry_base_ms", "retry_cap_ms",
-                            "tries_max",       "connections_max", "no_overwrite",  "cache_dir",
-                            "cache_bytes_max", "cache_required",  "cache_offline", NULL};
+    static char *names[] = {
+        "endpoint",        "region",         "access_key",      "secret_key",   "session_token",
+        "bearer_token",    "sas_token",      "account",         "ca_file",      "anonymous",
+        "bucket_style",    "connect_ms",     "first_byte_ms",   "stall_ms",     "retry_base_ms",
+        "retry_cap_ms",    "tries_max",      "connections_max", "no_overwrite", "cache_dir",
+        "cache_bytes_max", "cache_required", "cache_offline",   "account_key",  NULL};
     fst_remote_options o = {.struct_size = sizeof o};
     const char *style = "auto";
     PyObject *folder = NULL;
     unsigned long long bytes_max = 0;
     fst_error error;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$zzzzzzzzzpsIIIIIIIpO&Kpp", names, &o.endpoint,
-                                     &o.region, &o.access_key, &o.secret_key, &o.session_token,
-                                     &o.bearer_token, &o.sas_token, &o.account, &o.ca_file,
-                                     &o.anonymous, &style, &o.connect_ms, &o.first_byte_ms,
-                                     &o.stall_ms, &o.retry_base_ms, &o.retry_cap_ms, &o.tries_max,
-                                     &o.connections_max, &o.no_overwrite, take_folder, &folder,
-                                     &bytes_max, &o.cache_required, &o.cache_offline) ||
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "|$zzzzzzzzzpsIIIIIIIpO&Kppz", names, &o.endpoint, &o.region,
+            &o.access_key, &o.secret_key, &o.session_token, &o.bearer_token, &o.sas_token,
+            &o.account, &o.ca_file, &o.anonymous, &style, &o.connect_ms, &o.first_byte_ms,
+            &o.stall_ms, &o.retry_base_ms, &o.retry_cap_ms, &o.tries_max, &o.connections_max,
+            &o.no_overwrite, take_folder, &folder, &bytes_max, &o.cache_required, &o.cache_offline,
+            &o.account_key) ||
         !read_style(style, &o)) {
         Py_XDECREF(folder);
         return NULL;

@@ -30,6 +30,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[
     for name in [name for name in os.environ if name.startswith(PREFIXES)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     yield
     remote.configure()
 

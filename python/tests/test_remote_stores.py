@@ -126,7 +126,7 @@ def test_credentials_in_order(folder: pathlib.Path, monkeypatch: pytest.MonkeyPa
             Model(one)
         (files / "config").write_text("[profile role]\nrole_arn = arn:aws:iam::1:role/x\n")
         monkeypatch.setenv("AWS_PROFILE", "role")
-        with pytest.raises(Exception, match="by a role"):
+        with pytest.raises(Exception, match="no source_profile"):
             Model(one)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")

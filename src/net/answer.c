@@ -53,7 +53,9 @@ static bool read_range(net_answer *answer, const char *value, size_t size) {
 }
 
 static void keep_text(char *field, size_t field_size, const char *value, size_t size) {
-    bool fits = size < field_size && memchr(value, '\0', size) == NULL;
+    bool fits = size < field_size;
+    // An ETag is sent again: no byte in it may begin another line.
+    for (size_t i = 0; i < size && fits; i++) fits = (unsigned char)value[i] >= ' ';
     memcpy(field, value, fits ? size : 0);
     field[fits ? size : 0] = '\0';
 }

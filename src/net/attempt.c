@@ -171,7 +171,8 @@ static bool make_headers(const curl_library *curl, net_attempt *attempt, const c
                        .match = match_of(attempt),
                        .body_hash = request->body_hash,
                        .body_bytes = request->body_bytes,
-                       .now_s = (int64_t)time(NULL)};
+                       .now_s = (int64_t)time(NULL),
+                       .keys_number = &attempt->keys_number};
     if (!add_lines(curl, request, list) || !add_field(curl, list, "Range", call.range) ||
         !add_field(curl, list, "If-Match", call.match))
         return false;
@@ -215,7 +216,10 @@ static void set_options(const curl_library *curl, net_attempt *attempt, const ch
     curl->curl_easy_setopt(easy, CURL_DECODES_CONTENT, 0L);
     curl->curl_easy_setopt(easy, CURL_HIDE_PROXY_HEAD, 1L);
     curl->curl_easy_setopt(easy, CURL_BUFFER_BYTES, BUFFER_BYTES);
-    curl->curl_easy_setopt(easy, CURL_CONNECT_MS, (long)limits.connect_ms);
+    bool is_near = attempt->request->is_near;
+    curl->curl_easy_setopt(easy, CURL_CONNECT_MS,
+                           is_near ? (long)NEAR_MS : (long)limits.connect_ms);
+    if (is_near) curl->curl_easy_setopt(easy, CURL_NO_PROXY_FOR, "*");
     curl->curl_easy_setopt(easy, CURL_VERIFY_PEER, 1L);
     curl->curl_easy_setopt(easy, CURL_VERIFY_HOST, 2L);
     if (has_ca_file) curl->curl_easy_setopt(easy, CURL_CA_FILE, ca_file);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys of S3, where its own tools find them: the environment, then the profile in the files of
-/// ~/.aws. A step that is configured and can't be taken is an error, never passed over: what comes
-/// behind it may belong to somebody else.
+/// Keys of S3, where its own tools find them: the environment, a web identity, the profile in the
+/// files of ~/.aws, the container, the machine. A step that is configured and can't be taken is an
+/// error, never passed over: what comes behind it may belong to somebody else.
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
+#include "lease.h"
 #include "settings.h"
 #include "store.h"
 
@@ -118,28 +120,203 @@ void fsti_store_find_place(net_store *store) {
                            sizeof store->endpoint);
 }
 
+// ---- leases ----
+
+static bool put(char *field, size_t size, const char *text) {
+    return fsti_net_setting(field, size, text);
+}
+
+static fst_status take_lease(net_store *store, const lease_source *source, fst_error *error) {
+    store->source = fsti_lease_words(source->kind);
+    return fsti_lease_get(source, &store->lease, error);
+}
+
+/// STS of the region, or the endpoint that is set for it.
+static bool write_sts(const net_store *store, lease_source *source) {
+    const char *endpoint = fsti_net_environment("AWS_ENDPOINT_URL_STS");
+    const char *region = store->region[0] == '\0' ? "us-east-1" : store->region;
+    char own[160];
+    bool is_china = strncmp(region, "cn-", 3) == 0;
+    if (endpoint == NULL) endpoint = fsti_net_environment("AWS_ENDPOINT_URL");
+    snprintf(own, sizeof own, "https://sts.%s.amazonaws.com%s/", region, is_china ? ".cn" : "");
+    return put(source->region, sizeof source->region, region) &&
+           put(source->url, sizeof source->url, endpoint == NULL ? own : endpoint);
+}
+
+static fst_status lend_by_web(net_store *store, const char *name, const char *file,
+                              const char *role, fst_error *error) {
+    const char *session = fsti_net_environment("AWS_ROLE_SESSION_NAME");
+    if (role == NULL)
+        return refuse(name, "AWS_WEB_IDENTITY_TOKEN_FILE is set, and AWS_ROLE_ARN is not", error);
+    lease_source source;
+    memset(&source, 0, sizeof source);
+    source.kind = LEASE_WEB_IDENTITY;
+    if (!put(source.file, sizeof source.file, file) ||
+        !put(source.role, sizeof source.role, role) ||
+        !put(source.session, sizeof source.session,
+             session == NULL ? "fastsafetensors" : session) ||
+        !write_sts(store, &source))
+        return refuse(name, "the role, its session or its token file have names that are none",
+                      error);
+    return take_lease(store, &source, error);
+}
+
+/// Whom a container asks, with what: only the machine itself, or by TLS.
+static const char *read_container(lease_source *source) {
+    const char *relative = fsti_net_environment("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
+    const char *full = fsti_net_environment("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    const char *file = fsti_net_environment("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+    const char *token = fsti_net_environment("AWS_CONTAINER_AUTHORIZATION_TOKEN");
+    static const char *const hosts[] = {"127.0.0.1",     "localhost",      "::1",
+                                        "169.254.170.2", "169.254.170.23", "fd00:ec2::23"};
+    net_url url;
+    int used = relative != NULL
+                   ? snprintf(source->url, sizeof source->url, "http://169.254.170.2%s", relative)
+                   : snprintf(source->url, sizeof source->url, "%s", full);
+    if (used < 0 || (size_t)used >= sizeof source->url || fsti_url_parse(source->url, &url) != NULL)
+        return "the container's address of credentials is none";
+    bool is_good = fsti_url_part_is(url.scheme, "https");
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+        is_good = is_good ||
+                  (fsti_url_part_is(url.scheme, "http") && fsti_url_part_is(url.host, hosts[i]));
+    if (!is_good)
+        return "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor the machine itself";
+    if (file != NULL && !put(source->file, sizeof source->file, file))
+        return "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE is too long";
+    if (file == NULL && token != NULL) {
+        used = snprintf(source->header, sizeof source->header, "Authorization: %s", token);
+        if (used < 0 || (size_t)used >= sizeof source->header ||
+            strpbrk(source->header, "\r\n") != NULL)
+            return "AWS_CONTAINER_AUTHORIZATION_TOKEN can't be a token";
+    }
+    return NULL;
+}
+
+static fst_status lend_by_container(net_store *store, const char *name, fst_error *error) {
+    lease_source source;
+    memset(&source, 0, sizeof source);
+    source.kind = LEASE_CONTAINER;
+    const char *why = read_container(&source);
+    return why != NULL ? refuse(name, why, error) : take_lease(store, &source, error);
+}
+
+/// *found: it is a machine with a role. Where nothing answers there is none.
+static fst_status lend_by_machine(net_store *store, bool *found, fst_error *error) {
+    static atomic_bool is_missing;
+    const char *off = fsti_net_environment("AWS_EC2_METADATA_DISABLED");
+    const char *endpoint = fsti_net_environment("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+    lease_source source;
+    *found = false;
+    if (off != NULL && strcasecmp(off, "true") == 0) return FST_OK;
+    if (endpoint == NULL && atomic_load(&is_missing)) return FST_OK;
+    memset(&source, 0, sizeof source);
+    source.kind = LEASE_INSTANCE;
+    if (!put(source.url, sizeof source.url, endpoint == NULL ? "http://169.254.169.254" : endpoint))
+        return FST_OK;
+    size_t size = strlen(source.url);
+    while (size > 0 && source.url[size - 1] == '/') source.url[--size] = '\0';
+    fst_status status = take_lease(store, &source, endpoint == NULL ? NULL : error);
+    *found = status == FST_OK;
+    if (endpoint == NULL && !*found) atomic_store(&is_missing, true);
+    return endpoint == NULL ? FST_OK : status;
+}
+
+/// A profile that gets its keys by a role: what is written of it.
+typedef struct role_profile {
+    char role[256], profile[128], file[1024], session[80], external_id[1232], mfa[256];
+} role_profile;
+
+/// Keys of a profile, where they stand.
+static bool read_keys(net_store *store, const char *profile) {
+    char path[1024], config[1024], section[SECTION_BYTES];
+    snprintf(section, sizeof section, "%s%.128s", strcmp(profile, "default") == 0 ? "" : "profile ",
+             profile);
+    return (user_file("AWS_SHARED_CREDENTIALS_FILE", "credentials", path, sizeof path) &&
+            keys_of_file(store, path, profile)) ||
+           (user_file("AWS_CONFIG_FILE", "config", config, sizeof config) &&
+            keys_of_file(store, config, section));
+}
+
+/// The keys of the profile that a role's question is signed with.
+static fst_status lend_by_role(net_store *store, const char *name, const role_profile *profile,
+                               fst_error *error) {
+    if (profile->mfa[0] != '\0')
+        return refuse(name, "the AWS profile's role wants a code (mfa_serial)", error);
+    if (profile->profile[0] == '\0')
+        return refuse(name, "the AWS profile has a role_arn, and no source_profile with keys",
+                      error);
+    lease_source source;
+    memset(&source, 0, sizeof source);
+    source.kind = LEASE_ROLE;
+    bool has_keys = read_keys(store, profile->profile);
+    bool good = put(source.role, sizeof source.role, profile->role) &&
+                put(source.session, sizeof source.session,
+                    profile->session[0] == '\0' ? "fastsafetensors" : profile->session) &&
+                put(source.external_id, sizeof source.external_id, profile->external_id) &&
+                put(source.access_key, sizeof source.access_key, store->access_key) &&
+                put(source.secret_key, sizeof source.secret_key, store->secret_key) &&
+                put(source.session_token, sizeof source.session_token, store->session_token) &&
+                write_sts(store, &source);
+    explicit_bzero(store->access_key, sizeof store->access_key);
+    explicit_bzero(store->secret_key, sizeof store->secret_key);
+    explicit_bzero(store->session_token, sizeof store->session_token);
+    fst_status status =
+        !has_keys ? refuse(name, "the source_profile of the AWS profile has no keys", error)
+        : !good   ? refuse(name, "the AWS profile's role is none", error)
+                  : take_lease(store, &source, error);
+    explicit_bzero(&source, sizeof source);
+    return status;
+}
+
+static bool read_role(role_profile *out) {
+    char config[1024], section[SECTION_BYTES];
+    const struct {
+        const char *name;
+        char *field;
+        size_t size;
+    } texts[] = {{"source_profile", out->profile, sizeof out->profile},
+                 {"web_identity_token_file", out->file, sizeof out->file},
+                 {"role_session_name", out->session, sizeof out->session},
+                 {"external_id", out->external_id, sizeof out->external_id},
+                 {"mfa_serial", out->mfa, sizeof out->mfa}};
+    memset(out, 0, sizeof *out);
+    (void)find_profile(section);
+    if (!user_file("AWS_CONFIG_FILE", "config", config, sizeof config) ||
+        !read_setting(config, section, "role_arn", out->role, sizeof out->role))
+        return false;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        (void)read_setting(config, section, texts[i].name, texts[i].field, texts[i].size);
+    return true;
+}
+
+static fst_status refuse_profile(const char *name, fst_error *error) {
+    char config[1024], section[SECTION_BYTES], value[256];
+    static const char *const others[] = {"credential_process", "sso_session", "sso_start_url"};
+    (void)find_profile(section);
+    bool has_config = user_file("AWS_CONFIG_FILE", "config", config, sizeof config);
+    for (size_t i = 0; has_config && i < sizeof others / sizeof *others; i++)
+        if (read_setting(config, section, others[i], value, sizeof value))
+            return refuse(name,
+                          "the AWS profile gets its keys by a process or SSO, which is not done "
+                          "here: give keys by the environment (aws configure export-credentials "
+                          "--format env prints them)",
+                          error);
+    if (fsti_net_environment("AWS_PROFILE") == NULL) return FST_OK;
+    return refuse(name, "the AWS profile has no keys", error);
+}
+
 static fst_status keys_of_profile(net_store *store, const char *name, bool *found,
                                   fst_error *error) {
-    char path[1024], config[1024], section[SECTION_BYTES], role[256];
-    bool is_named = fsti_net_environment("AWS_PROFILE") != NULL;
+    char section[SECTION_BYTES];
+    role_profile role;
     const char *profile = find_profile(section);
-    bool has_config = user_file("AWS_CONFIG_FILE", "config", config, sizeof config);
+    *found = true;
+    if (read_role(&role))
+        return role.file[0] != '\0' ? lend_by_web(store, name, role.file, role.role, error)
+                                    : lend_by_role(store, name, &role, error);
     store->source = "the profile in ~/.aws";
-    *found = (user_file("AWS_SHARED_CREDENTIALS_FILE", "credentials", path, sizeof path) &&
-              keys_of_file(store, path, profile)) ||
-             (has_config && keys_of_file(store, config, section));
-    if (*found) return FST_OK;
-    static const char *const others[] = {"role_arn", "credential_process", "sso_session",
-                                         "sso_start_url"};
-    for (size_t i = 0; has_config && i < sizeof others / sizeof *others; i++)
-        if (read_setting(config, section, others[i], role, sizeof role))
-            return refuse(name,
-                          "the AWS profile gets its keys by a role, a process or SSO, which "
-                          "is not done here: give keys by the environment (aws configure "
-                          "export-credentials --format env prints them)",
-                          error);
-    if (is_named) return refuse(name, "the AWS profile has no keys", error);
-    return FST_OK;
+    *found = read_keys(store, profile);
+    return *found ? FST_OK : refuse_profile(name, error);
 }
 
 fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *error) {
@@ -150,18 +327,19 @@ fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *e
     }
     FST_TRY(keys_of_environment(store, name, &found, error));
     if (found) return FST_OK;
-    if (fsti_net_environment("AWS_WEB_IDENTITY_TOKEN_FILE") != NULL ||
-        fsti_net_environment("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != NULL ||
-        fsti_net_environment("AWS_CONTAINER_CREDENTIALS_FULL_URI") != NULL)
-        return refuse(name,
-                      "keys by web identity or of a container are not fetched here: give "
-                      "them by the environment",
-                      error);
+    const char *file = fsti_net_environment("AWS_WEB_IDENTITY_TOKEN_FILE");
+    if (file != NULL)
+        return lend_by_web(store, name, file, fsti_net_environment("AWS_ROLE_ARN"), error);
     FST_TRY(keys_of_profile(store, name, &found, error));
+    if (found) return FST_OK;
+    if (fsti_net_environment("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != NULL ||
+        fsti_net_environment("AWS_CONTAINER_CREDENTIALS_FULL_URI") != NULL)
+        return lend_by_container(store, name, error);
+    FST_TRY(lend_by_machine(store, &found, error));
     if (found) return FST_OK;
     return refuse(name,
                   "no keys for S3: neither in the settings, nor AWS_ACCESS_KEY_ID and "
-                  "AWS_SECRET_ACCESS_KEY, nor a profile in ~/.aws (public buckets are read "
-                  "with anonymous)",
+                  "AWS_SECRET_ACCESS_KEY, a web identity, a profile in ~/.aws, a container or a "
+                  "machine with a role (public buckets are read with anonymous)",
                   error);
 }

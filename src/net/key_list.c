@@ -34,8 +34,9 @@ static bool visit_key(void *context, const char *key) {
     return folder->status == FST_OK;
 }
 
-static fst_status read_page(const net_store *store, const char *url, folder_visit *folder,
-                            listing *page, fst_error *error) {
+/// *is_elsewhere: it is to be asked again, in another region.
+static fst_status read_page(net_store *store, const char *url, folder_visit *folder, listing *page,
+                            bool *is_elsewhere, fst_error *error) {
     char *address = NULL, name[1024];
     FST_TRY(fsti_store_listing(store, url, page->next, &address, error));
     fsti_url_tell(url, name, sizeof name);
@@ -43,6 +44,7 @@ static fst_status read_page(const net_store *store, const char *url, folder_visi
         .url = address, .name = name, .store = store, .text_bytes_max = PAGE_BYTES_MAX};
     fsti_request_run(&request);
     fsti_free(address);
+    *is_elsewhere = request.status != FST_OK && fsti_store_move(store, request.answer.region);
     const char *why = NULL;
     if (request.status == FST_OK && request.text == NULL) why = "the answer is no listing";
     if (request.status == FST_OK && why == NULL)
@@ -56,7 +58,7 @@ static fst_status read_page(const net_store *store, const char *url, folder_visi
     return folder->status;
 }
 
-static fst_status read_pages(const net_store *store, const char *url, folder_visit *folder,
+static fst_status read_pages(net_store *store, const char *url, folder_visit *folder,
                              fst_error *error) {
     char name[512];
     listing page = {""};
@@ -67,7 +69,10 @@ static fst_status read_pages(const net_store *store, const char *url, folder_vis
         return fsti_error_set(error, FST_E_UNSUPPORTED, place,
                               "a web server lists no folders: name the file, or the index");
     for (uint32_t i = 0; i < PAGE_COUNT_MAX; i++) {
-        FST_TRY(read_page(store, url, folder, &page, error));
+        bool is_elsewhere = false;
+        fst_status status = read_page(store, url, folder, &page, &is_elsewhere, error);
+        if (is_elsewhere) status = read_page(store, url, folder, &page, &is_elsewhere, error);
+        FST_TRY(status);
         if (page.next[0] == '\0') return FST_OK;
     }
     return fsti_error_set(error, FST_E_IO, place, "the listing does not end");

@@ -17,8 +17,9 @@
 struct fsti_object {
     fsti_refcount refs;
     net_store *store;
-    char *url;  ///< of the web, with its query
-    char *name; ///< without
+    char *given; ///< the address as it was given
+    char *url;   ///< of the web, with its query
+    char *name;  ///< without
     net_pin pin;
     char *first; ///< its first bytes, of which there are `first_bytes`
     size_t first_bytes;
@@ -44,9 +45,11 @@ fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error
         return status;
     }
     object->name = fsti_string_copy(name, strlen(name));
+    object->given = fsti_string_copy(url, strlen(url));
     object->first = fsti_alloc(FIRST_BYTES);
     *out = object;
-    if (object->url != NULL && object->name != NULL && object->first != NULL) return FST_OK;
+    bool has_texts = object->url != NULL && object->name != NULL && object->given != NULL;
+    if (has_texts && object->first != NULL) return FST_OK;
     fsti_object_unref(object);
     return fsti_error_memory(error, FIRST_BYTES);
 }
@@ -82,8 +85,11 @@ bool fsti_object_version_text(const fsti_object *object, char *out, size_t size)
     return used > 0 && (size_t)used < size;
 }
 
+static fst_status ask_elsewhere(fsti_object *object, const net_pin *known, fst_error *error);
+
 /// Asks for the first bytes, unless the object is what is known.
-static fst_status ask_first(fsti_object *object, const net_pin *known, fst_error *error) {
+static fst_status ask_first(fsti_object *object, const net_pin *known, bool may_move,
+                            fst_error *error) {
     char line[ANSWER_TEXT_BYTES + 32];
     const char *const lines[] = {line, NULL};
     if (known != NULL) snprintf(line, sizeof line, "If-None-Match: %.191s", known->etag);
@@ -98,6 +104,9 @@ static fst_status ask_first(fsti_object *object, const net_pin *known, fst_error
                            .known = known};
     fsti_request_run(&request);
     fsti_net_count(&object->counts, &request.counts);
+    bool is_elsewhere = request.status != FST_OK && may_move &&
+                        fsti_store_move(object->store, request.answer.region);
+    if (is_elsewhere) return ask_elsewhere(object, known, error);
     if (known != NULL && request.status == FST_OK && request.answer.status == 304) {
         object->pin = *known;
         keep_first(object, 0);
@@ -115,6 +124,14 @@ static fst_status ask_first(fsti_object *object, const net_pin *known, fst_error
     return FST_OK;
 }
 
+/// The same where the bucket is, as the store has said: once.
+static fst_status ask_elsewhere(fsti_object *object, const net_pin *known, fst_error *error) {
+    fsti_free(object->url);
+    object->url = NULL;
+    FST_TRY(fsti_store_address(object->store, object->given, &object->url, error));
+    return ask_first(object, known, false, error);
+}
+
 fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *error) {
     net_pin pin;
     bool is_known = known != NULL && read_version(known, &pin);
@@ -124,7 +141,7 @@ fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *er
         return FST_OK;
     }
     is_known = is_known && fsti_pin_is_strong(&pin);
-    return ask_first(object, is_known ? &pin : NULL, error);
+    return ask_first(object, is_known ? &pin : NULL, true, error);
 }
 
 fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error) {
@@ -210,6 +227,7 @@ void fsti_object_unref(fsti_object *object) {
     fsti_store_unref(object->store);
     fsti_free(object->url);
     fsti_free(object->name);
+    fsti_free(object->given);
     fsti_free(object->target);
     fsti_free(object->first);
     fsti_free(object);

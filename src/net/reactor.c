@@ -6,7 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lease.h"
 #include "request.h"
+#include "store.h"
 
 #define REACTOR_COUNT_MAX 4u
 #define TICK_MS 50
@@ -223,6 +225,7 @@ static bool is_dead(const net_attempt *attempt, uint64_t now_ns) {
     uint32_t patience_ms = attempt->request->patience_ms;
     uint64_t silent_ms = (now_ns - attempt->heard_ns) / 1000000;
     uint64_t age_ms = (now_ns - attempt->started_ns) / 1000000;
+    if (attempt->request->is_near) return age_ms >= NEAR_MS;
     if (attempt->answer.status == 0) // with the connection, which libcurl gives less time
         return silent_ms >=
                fsti_max(patience_ms, fsti_max(limits.connect_ms, limits.first_byte_ms));
@@ -242,6 +245,14 @@ static bool is_late(const net_request *request, uint64_t now_ns) {
     return median_ns > 0 && age_ns > fsti_max(LATE_FACTOR * median_ns, LATE_NS_MIN);
 }
 
+/// Whether a request that was refused waits for keys that are renewed.
+static bool waits_for_keys(const net_request *request) {
+    const net_store *store =
+        request->object == NULL ? request->store : fsti_object_store(request->object);
+    return request->has_renewed && store != NULL && store->lease != NULL &&
+           fsti_lease_is_renewing(store->lease);
+}
+
 static void tick_request(net_reactor *reactor, net_request *request, uint64_t now_ns) {
     bool is_stopped = request->stop != NULL && atomic_load(request->stop);
     if (is_stopped) {
@@ -259,7 +270,9 @@ static void tick_request(net_reactor *reactor, net_request *request, uint64_t no
         return; // it may be gone
     }
     bool is_under_way = request->attempts[0] != NULL || request->attempts[1] != NULL;
-    if (!is_under_way && now_ns >= request->wake_ns)
+    if (!is_under_way && waits_for_keys(request))
+        request->wake_ns = now_ns + TICK_MS * (uint64_t)1000000;
+    else if (!is_under_way && now_ns >= request->wake_ns)
         send_request(reactor, request, false);
     else if (request->attempts[0] != NULL && is_late(request, now_ns))
         send_request(reactor, request, true);

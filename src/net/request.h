@@ -31,8 +31,9 @@ typedef struct net_attempt {
     bool is_redirected; ///< it went to where a redirect leads
     uint64_t begin, at; ///< of the object: the next byte
     uint64_t started_ns, heard_ns;
-    int64_t sent_bytes; ///< of a request's own body, when that was looked at last
-    char *text;         ///< what is no part of the object: an error's body, or all of a text
+    uint32_t keys_number; ///< of the lease's keys that it was signed with
+    int64_t sent_bytes;   ///< of a request's own body, when that was looked at last
+    char *text;           ///< what is no part of the object: an error's body, or all of a text
     size_t text_bytes, text_capacity;
     bool is_out_of_memory;
 } net_attempt;
@@ -46,6 +47,8 @@ struct net_request {
     size_t body_bytes;             ///< of it
     const char *body_hash;         ///< SHA-256 in hexadecimal digits that is signed; NULL: unsigned
     const char *const *lines;      ///< more of the head, ended by NULL; or NULL
+    bool is_near;                  ///< at the machine itself: no proxy, one try of a second
+    bool stays;                    ///< redirects are wrong
     uint32_t patience_ms;          ///< its host may be silent for so long; 0: as all of them
     const char *url;               ///< as it was given
     const char *name;              ///< as it may be told
@@ -76,11 +79,15 @@ struct net_request {
     char *target; ///< where redirects have led, or NULL
     uint32_t tries, redirects;
     bool was_sent;
-    uint64_t silent_ns; ///< since when its host has said nothing at all; 0: it has
-    net_pin pin;        ///< of the first good head of a request whose object has none yet
-    uint64_t wake_ns;   ///< not before
+    bool has_renewed, has_asked_time; ///< keys, and the server's time: each once
+    uint64_t silent_ns;               ///< since when its host has said nothing at all; 0: it has
+    net_pin pin;      ///< of the first good head of a request whose object has none yet
+    uint64_t wake_ns; ///< not before
     net_request *next;
 };
+
+/// A machine's own servers answer at once, or are not there.
+#define NEAR_MS 1000u
 
 /// Gives the request to a thread. `done` is called from there, or at once where there is none.
 void fsti_request_begin(net_request *request);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lease.h"
 #include "store.h"
 
 /// So much of a range is progress: the tries begin anew.
@@ -66,6 +67,7 @@ static request_step fail_answer(net_request *request, const net_attempt *attempt
     char text[240];
     fsti_error_place place = FSTI_NOWHERE;
     place.file = request->name;
+    request->answer = attempt->answer;
     describe(request, &attempt->answer, text, sizeof text);
     request->status = fsti_error_set(&request->error, status, place, "%s (%s)", what, text);
     request->error.os_errno = status == FST_E_PERMISSION  ? EACCES
@@ -103,7 +105,9 @@ static void wait_before_retry(net_request *request, int64_t retry_after_ms) {
 
 /// Whether another try with a host that says nothing would take too long.
 static bool is_silent_host(net_request *request, const net_attempt *attempt) {
-    if (attempt->answer.status != 0) {
+    // One that says a byte now and then says nothing.
+    bool is_slow = attempt->is_late && attempt->at - attempt->begin < PROGRESS_BYTES;
+    if (attempt->answer.status != 0 && !is_slow) {
         request->silent_ns = 0;
         return false;
     }
@@ -121,7 +125,7 @@ static request_step try_again(net_request *request, const net_attempt *attempt, 
     if (is_deaf) tries_max = (uint32_t)fsti_min(tries_max, CONNECT_TRIES_MAX);
     if (attempt->at - attempt->begin >= PROGRESS_BYTES) request->tries = 0;
     bool has_status = attempt->is_judged && attempt->verdict != NET_GOOD;
-    if (is_silent_host(request, attempt) || request->tries + 1 >= tries_max)
+    if (request->is_near || is_silent_host(request, attempt) || request->tries + 1 >= tries_max)
         return has_status
                    ? fail_answer(request, attempt, FST_E_IO, "the server did not answer well")
                    : fail_transfer(request, attempt->is_late ? CURL_TIMED_OUT : result);
@@ -159,6 +163,7 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
         from = fsti_object_target(request->object, &was_redirected);
     const char *why = check_redirect(from == NULL ? request->url : from, to, &target);
     if (from != request->target) fsti_free(from);
+    if (why == NULL && request->stays) why = "the server sends elsewhere, which it may not";
     if (why == NULL && ++request->redirects > REDIRECT_COUNT_MAX)
         why = "the server sends elsewhere again and again";
     if (why != NULL) return fail_answer(request, attempt, FST_E_IO, why);
@@ -254,8 +259,47 @@ static request_step finish_refused(net_request *request, net_attempt *attempt) {
     }
 }
 
+/// Codes of stores for keys that have ended.
+static bool is_expired(const net_answer *answer) {
+    static const char *const codes[] = {"ExpiredToken", "ExpiredTokenException",
+                                        "TokenRefreshRequired", "RequestExpired",
+                                        "InvalidAuthenticationInfo"};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (strcmp(answer->code, codes[i]) == 0) return true;
+    return answer->status == 401;
+}
+
+/// What a store refuses may be taken with keys that are renewed, or the time that it has. Once
+/// each.
+static bool can_be_mended(net_request *request, const net_attempt *attempt) {
+    const net_store *store = store_of(request);
+    const net_answer *answer = &attempt->answer;
+    if (store == NULL || attempt->is_redirected) return false;
+    bool is_skewed = strcmp(answer->code, "RequestTimeTooSkewed") == 0;
+    if (is_skewed && !request->has_asked_time) {
+        request->has_asked_time = true;
+        request->wake_ns = 0;
+        return fsti_store_learn_time(answer->date) || request->counts.requests == 1;
+    }
+    if (store->lease == NULL || request->has_renewed || !is_expired(answer)) return false;
+    request->has_renewed = true;
+    request->wake_ns = 0; // the reactor waits until they are there
+    return fsti_lease_refused(store->lease, attempt->keys_number);
+}
+
+/// What a proxy that makes no connection says; NULL: nothing that is final.
+static const char *proxy_refusal(net_attempt *attempt) {
+    const curl_library *curl;
+    long status = 0;
+    if (attempt->is_judged || fsti_curl_open(&curl, NULL) != FST_OK) return NULL;
+    curl->curl_easy_getinfo(attempt->easy, CURL_INFO_PROXY_STATUS, &status);
+    if (status < 400 || status >= 500) return NULL;
+    attempt->answer.status = (uint32_t)status;
+    return status == 407 ? "the proxy wants a name and a password" : "the proxy refuses it";
+}
+
 /// Whether a try has ended for reasons that no further one can change.
-static bool fail_for_good(net_request *request, const net_attempt *attempt, int result) {
+static bool fail_for_good(net_request *request, net_attempt *attempt, int result) {
     if (request->stop != NULL && atomic_load(request->stop)) {
         request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NOWHERE,
                                          "the read was cancelled");
@@ -263,6 +307,11 @@ static bool fail_for_good(net_request *request, const net_attempt *attempt, int 
     }
     if (attempt->is_out_of_memory) {
         request->status = fsti_error_memory(&request->error, attempt->text_bytes);
+        return true;
+    }
+    const char *refusal = result == CURL_OK ? NULL : proxy_refusal(attempt);
+    if (refusal != NULL) {
+        fail_answer(request, attempt, FST_E_PERMISSION, refusal);
         return true;
     }
     if (attempt->is_too_long) {
@@ -290,6 +339,7 @@ request_step fsti_request_finish(net_request *request, net_attempt *attempt, int
     case NET_AGAIN:
     case NET_SLOWER: return try_again(request, attempt, result);
     case NET_ELSEWHERE: return follow_redirect(request, attempt);
-    default: return finish_refused(request, attempt);
+    default:
+        return can_be_mended(request, attempt) ? REQUEST_AGAIN : finish_refused(request, attempt);
     }
 }

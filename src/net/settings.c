@@ -12,6 +12,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static net_options options;
+static char ca_file[512];
 static const net_limits defaults = {.connect_ms = 5000,
                                     .first_byte_ms = 10000,
                                     .stall_ms = 5000,
@@ -56,16 +57,22 @@ bool fsti_net_must_be_new(void) {
     return must_be_new;
 }
 
-bool fsti_net_ca_file(char *path, size_t size) {
+void fsti_net_find_ca_file(void) {
     static const char *const variables[] = {"AWS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"};
-    pthread_mutex_lock(&lock);
-    int used = snprintf(path, size, "%s", options.ca_file);
-    pthread_mutex_unlock(&lock);
     const char *found = NULL;
-    for (size_t i = 0; used == 0 && i < sizeof variables / sizeof *variables && found == NULL; i++)
+    for (size_t i = 0; i < sizeof variables / sizeof *variables && found == NULL; i++)
         found = fsti_net_environment(variables[i]);
-    if (used == 0 && found == NULL) found = fsti_curl_ca_file();
-    if (found != NULL) used = snprintf(path, size, "%s", found);
+    if (found == NULL) found = fsti_curl_ca_file();
+    pthread_mutex_lock(&lock);
+    if (options.ca_file[0] != '\0') found = options.ca_file;
+    snprintf(ca_file, sizeof ca_file, "%s", found == NULL ? "" : found);
+    pthread_mutex_unlock(&lock);
+}
+
+bool fsti_net_ca_file(char *path, size_t size) {
+    pthread_mutex_lock(&lock);
+    int used = snprintf(path, size, "%s", ca_file);
+    pthread_mutex_unlock(&lock);
     return used > 0 && (size_t)used < size;
 }
 
@@ -100,6 +107,7 @@ fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error
         {"session_token", wanted->session_token, store->session_token, sizeof store->session_token},
         {"bearer_token", wanted->bearer_token, store->bearer_token, sizeof store->bearer_token},
         {"sas_token", wanted->sas_token, store->sas_token, sizeof store->sas_token},
+        {"account_key", wanted->account_key, store->account_key, sizeof store->account_key},
         {"account", wanted->account, store->account, sizeof store->account},
         {"ca_file", wanted->ca_file, made.ca_file, sizeof made.ca_file},
     };

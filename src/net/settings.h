@@ -13,7 +13,10 @@ typedef struct net_limits {
 } net_limits;
 
 net_limits fsti_net_limits(void);
-/// The file of certificates to trust; false: the library's own.
+/// Looks in the environment for the file of certificates to trust: on the thread of who opens
+/// something, since others may change the environment while a reactor's thread looks.
+void fsti_net_find_ca_file(void);
+/// That file, as it was found last; false: the library's own.
 bool fsti_net_ca_file(char *path, size_t size);
 /// Whether nothing that is there may be replaced.
 bool fsti_net_must_be_new(void);

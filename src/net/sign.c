@@ -2,9 +2,14 @@
 /// What requests to stores are signed with, and what of it no message may have.
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "answer.h"
+#include "lease.h"
+#include "shared_key.h"
 #include "sigv4.h"
 #include "store.h"
+#include "token_text.h"
 
 // ---- secrets ----
 
@@ -32,12 +37,16 @@ bool fsti_url_knows(const char *url, const char *text) {
     return false;
 }
 
+bool fsti_text_knows(const char *secret, const char *text) {
+    return overlaps((url_part){secret, strlen(secret)}, text);
+}
+
 bool fsti_store_knows(const net_store *store, const char *text) {
-    const char *const secrets[] = {store->access_key, store->secret_key, store->session_token,
-                                   store->bearer_token, store->sas_token};
+    const char *const secrets[] = {store->access_key,   store->secret_key, store->session_token,
+                                   store->bearer_token, store->sas_token,  store->account_key};
     for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++)
-        if (overlaps((url_part){secrets[i], strlen(secrets[i])}, text)) return true;
-    return false;
+        if (fsti_text_knows(secrets[i], text)) return true;
+    return store->lease != NULL && fsti_lease_knows(store->lease, text);
 }
 
 // ---- signatures ----
@@ -82,27 +91,37 @@ static bool write_query(url_part query, char *out, size_t size) {
     return true;
 }
 
-static bool sign_s3(const net_store *store, const store_call *call, const net_url *address,
-                    curl_list **list) {
+/// Seconds that stores' clocks are before this machine's.
+static atomic_int_fast64_t clock_skew_s;
+
+bool fsti_store_learn_time(const char *date) {
+    int64_t then_s = fsti_answer_date(date);
+    if (then_s < 0) return false;
+    int64_t skew_s = then_s - (int64_t)time(NULL);
+    return atomic_exchange(&clock_skew_s, skew_s) != skew_s;
+}
+
+static bool sign_s3(const net_store *store, const net_keys *keys, const store_call *call,
+                    const net_url *address, curl_list **list) {
     char host[300], path[4096], query[URL_BYTES_MAX], date[SIGV4_DATE_BYTES];
     char line[SIGV4_LINE_BYTES];
     if (address->path.size >= sizeof path || !write_host(address, host, sizeof host) ||
         !write_query(address->query, query, sizeof query))
         return false;
     snprintf(path, sizeof path, "%.*s", (int)address->path.size, address->path.at);
-    fsti_sigv4_date(call->now_s, date);
+    fsti_sigv4_date(call->now_s + atomic_load(&clock_skew_s), date);
     sigv4_request request = {.method = call->method,
                              .host = host,
-                             .path = path,
+                             .path = path[0] == '\0' ? "/" : path,
                              .query = query,
                              .payload_hash =
                                  call->body_hash == NULL ? SIGV4_UNSIGNED : call->body_hash,
-                             .token = store->session_token[0] != '\0' ? store->session_token : NULL,
+                             .token = keys->session_token[0] != '\0' ? keys->session_token : NULL,
                              .date = date,
                              .region = store->region,
-                             .service = "s3",
-                             .access_key = store->access_key,
-                             .secret_key = store->secret_key};
+                             .service = store->service == NULL ? "s3" : store->service,
+                             .access_key = keys->access_key,
+                             .secret_key = keys->secret_key};
     return fsti_sigv4_sign(&request, line, sizeof line) && add_line(list, "Host", host) &&
            add_line(list, "Authorization", line) && add_line(list, "x-amz-date", date) &&
            add_line(list, "x-amz-content-sha256", request.payload_hash) &&
@@ -110,21 +129,85 @@ static bool sign_s3(const net_store *store, const store_call *call, const net_ur
 }
 
 static bool sign_by_token(const char *token, curl_list **list) {
-    char value[sizeof((net_store *)NULL)->bearer_token + 16];
+    char value[sizeof((net_keys *)NULL)->bearer_token + 16];
     snprintf(value, sizeof value, "Bearer %s", token);
     bool good = add_line(list, "Authorization", value);
     explicit_bzero(value, sizeof value);
     return good;
 }
 
+/// The value of a line of a head that begins so; "" where there is none.
+static const char *value_of(const char *const *lines, const char *name) {
+    size_t size = strlen(name);
+    for (; lines != NULL && *lines != NULL; lines++)
+        if (strncmp(*lines, name, size) == 0) return *lines + size;
+    return "";
+}
+
+#define AZURE_VERSION "x-ms-version: 2021-08-06"
+
+static bool sign_azure(const net_store *store, const store_call *call, const net_url *address,
+                       curl_list **list) {
+    char date[64], line[SHARED_KEY_LINE_BYTES];
+    unsigned char key[sizeof store->account_key];
+    time_t now = (time_t)(call->now_s + atomic_load(&clock_skew_s));
+    struct tm parts;
+    gmtime_r(&now, &parts);
+    strftime(date, sizeof date, "x-ms-date: %a, %d %b %Y %H:%M:%S GMT", &parts);
+    const char *lines[3];
+    size_t count = 0;
+    const char *type = value_of(call->lines, "x-ms-blob-type: ");
+    if (type[0] != '\0') lines[count++] = "x-ms-blob-type: BlockBlob";
+    lines[count++] = date;
+    lines[count++] = AZURE_VERSION;
+    int64_t key_size = fsti_base64_read(store->account_key, key, sizeof key);
+    shared_key_request request = {.method = call->method,
+                                  .account = store->account,
+                                  .path = address->path,
+                                  .query = address->query,
+                                  .lines = lines,
+                                  .line_count = count,
+                                  .type = value_of(call->lines, "Content-Type: "),
+                                  .range = call->range == NULL ? "" : call->range,
+                                  .match = call->match == NULL ? "" : call->match,
+                                  .none_match = value_of(call->lines, "If-None-Match: "),
+                                  .body_bytes = call->body_bytes,
+                                  .key = key,
+                                  .key_size = key_size < 0 ? 0 : (size_t)key_size};
+    bool good = key_size > 0 && fsti_shared_key_sign(&request, line, sizeof line);
+    explicit_bzero(key, sizeof key);
+    return good && add_line(list, "x-ms-date", date + strlen("x-ms-date: ")) &&
+           add_line(list, "Authorization", line);
+}
+
+/// The keys as they are now.
+static void copy_keys(const net_store *store, const store_call *call, net_keys *keys) {
+    if (store->lease != NULL) {
+        uint32_t number = fsti_lease_copy(store->lease, keys);
+        if (call->keys_number != NULL) *call->keys_number = number;
+        return;
+    }
+    *keys = (net_keys){.expires_s = 0};
+    snprintf(keys->access_key, sizeof keys->access_key, "%s", store->access_key);
+    snprintf(keys->secret_key, sizeof keys->secret_key, "%s", store->secret_key);
+    snprintf(keys->session_token, sizeof keys->session_token, "%s", store->session_token);
+    snprintf(keys->bearer_token, sizeof keys->bearer_token, "%s", store->bearer_token);
+}
+
 bool fsti_store_sign(const net_store *store, const store_call *call, curl_list **list) {
     net_url parsed;
+    net_keys keys;
     if (fsti_url_parse(call->address, &parsed) != NULL) return false;
-    if (store->kind == NET_STORE_AZURE && !add_line(list, "x-ms-version", "2021-08-06"))
-        return false;
+    bool is_azure = store->kind == NET_STORE_AZURE, good = true;
+    if (is_azure && !add_line(list, "x-ms-version", strchr(AZURE_VERSION, ' ') + 1)) return false;
+    copy_keys(store, call, &keys);
     bool takes_keys = store->kind == NET_STORE_S3 || store->kind == NET_STORE_GCS;
-    bool takes_token = store->kind == NET_STORE_HUB || store->kind == NET_STORE_GCS;
-    if (takes_token && store->bearer_token[0] != '\0')
-        return sign_by_token(store->bearer_token, list);
-    return !takes_keys || store->access_key[0] == '\0' || sign_s3(store, call, &parsed, list);
+    if (store->kind != NET_STORE_S3 && keys.bearer_token[0] != '\0')
+        good = sign_by_token(keys.bearer_token, list);
+    else if (takes_keys && keys.access_key[0] != '\0')
+        good = sign_s3(store, &keys, call, &parsed, list);
+    else if (is_azure && store->account_key[0] != '\0')
+        good = sign_azure(store, call, &parsed, list);
+    explicit_bzero(&keys, sizeof keys);
+    return good;
 }

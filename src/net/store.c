@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lease.h"
 #include "settings.h"
+#include "token_text.h"
 
 #define HUB "https://huggingface.co"
 #define GCS "https://storage.googleapis.com"
@@ -31,6 +33,7 @@ net_store *fsti_store_ref(net_store *store) {
 
 void fsti_store_unref(net_store *store) {
     if (store == NULL || !fsti_refcount_unref(&store->refs)) return;
+    fsti_lease_unref(store->lease);
     explicit_bzero(store, sizeof *store);
     fsti_free(store);
 }
@@ -72,7 +75,13 @@ static const char *check_endpoint(const char *endpoint) {
 }
 
 fst_status fsti_store_check(const net_store *store, fst_error *error) {
+    unsigned char key[sizeof store->account_key];
+    if (fsti_base64_read(store->account_key, key, sizeof key) < 0)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                              "the account's key is not in BASE64");
+    explicit_bzero(key, sizeof key);
     const char *why = store->endpoint[0] == '\0' ? NULL : check_endpoint(store->endpoint);
+    if (why == NULL && store->own_endpoint[0] != '\0') why = check_endpoint(store->own_endpoint);
     if (why != NULL)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the endpoint can't be used: %s",
                               why);
@@ -100,8 +109,10 @@ static void keep_own(net_store *store, bool anonymous) {
         explicit_bzero(store->session_token, sizeof store->session_token);
     }
     if (anonymous || !takes_token) explicit_bzero(store->bearer_token, sizeof store->bearer_token);
-    if (anonymous || store->kind != NET_STORE_AZURE)
+    if (anonymous || store->kind != NET_STORE_AZURE) {
         explicit_bzero(store->sas_token, sizeof store->sas_token);
+        explicit_bzero(store->account_key, sizeof store->account_key);
+    }
 }
 
 static fst_status find_settings(net_store *store, const char *name, bool anonymous,
@@ -122,10 +133,12 @@ static fst_status find_settings(net_store *store, const char *name, bool anonymo
             FILL(store->bearer_token, "GOOGLE_OAUTH_ACCESS_TOKEN");
         if (store->access_key[0] != '\0') store->source = "an argument";
         memcpy(store->region, "auto", 5);
+        if (!anonymous && store->access_key[0] == '\0' && store->bearer_token[0] == '\0')
+            FST_TRY(fsti_store_find_google(store, name, error));
         break;
     case NET_STORE_AZURE:
         FILL(store->account, "AZURE_STORAGE_ACCOUNT_NAME");
-        if (!anonymous) FILL(store->sas_token, "AZURE_STORAGE_SAS_TOKEN");
+        if (!anonymous) FST_TRY(fsti_store_find_azure(store, name, error));
         break;
     case NET_STORE_HUB:
         FILL(store->endpoint, "HF_ENDPOINT");
@@ -135,18 +148,43 @@ static fst_status find_settings(net_store *store, const char *name, bool anonymo
     }
     if (store->bearer_token[0] != '\0') store->source = "a token";
     if (store->sas_token[0] != '\0') store->source = "a SAS";
+    if (store->account_key[0] != '\0') store->source = "the account's key";
     FST_TRY(fsti_store_check(store, error));
     size_t size = strlen(store->endpoint);
     while (size > 0 && store->endpoint[size - 1] == '/') store->endpoint[--size] = '\0';
+    size = strlen(store->own_endpoint);
+    while (size > 0 && store->own_endpoint[size - 1] == '/') store->own_endpoint[--size] = '\0';
     return FST_OK;
 }
 
+/// The one thing that an address of a store may ask for: a version of its object.
+static bool is_version(const net_url *url, net_store_kind kind) {
+    const char *name = kind == NET_STORE_S3 ? "versionId=" : "generation=";
+    size_t size = strlen(name);
+    if (kind != NET_STORE_S3 && kind != NET_STORE_GCS) return false;
+    if (url->query.size <= size || memcmp(url->query.at, name, size) != 0) return false;
+    for (size_t i = size; i < url->query.size; i++) {
+        char byte[] = {url->query.at[i], '\0'};
+        if (!is_plain_name(byte) && byte[0] != '.') return false;
+    }
+    return true;
+}
+
 /// What is in an address of a store and would be passed over is wrong.
-static const char *check_name(const net_url *url) {
-    if (url->has_query)
+static const char *check_name(const net_url *url, net_store_kind kind) {
+    if (url->has_query && !is_version(url, kind))
         return "queries are not read here: write a ? of a key as %3F, a revision of the Hub as "
-               "hf://OWNER/NAME@REVISION/FILE, and ask for other versions by presigned addresses";
+               "hf://OWNER/NAME@REVISION/FILE, a version as ?versionId=.. or, of gs://, "
+               "?generation=..";
     return url->port != 0 || url->has_brackets ? "a bucket has no port" : NULL;
+}
+
+bool fsti_store_move(net_store *store, const char *region) {
+    bool is_new = store->kind == NET_STORE_S3 && region[0] != '\0' &&
+                  strcmp(region, store->region) != 0 && strlen(region) < sizeof store->region &&
+                  is_plain_name(region);
+    if (is_new) snprintf(store->region, sizeof store->region, "%s", region);
+    return is_new;
 }
 
 fst_status fsti_store_open(const char *url, net_store **out, fst_error *error) {
@@ -156,7 +194,7 @@ fst_status fsti_store_open(const char *url, net_store **out, fst_error *error) {
     const char *why = fsti_url_parse(url, &parsed);
     for (size_t i = 0; why == NULL && i < sizeof schemes / sizeof *schemes; i++)
         if (fsti_url_part_is(parsed.scheme, schemes[i].scheme)) kind = schemes[i].kind;
-    if (why == NULL && kind != NET_STORE_WEB) why = check_name(&parsed);
+    if (why == NULL && kind != NET_STORE_WEB) why = check_name(&parsed, kind);
     if (why != NULL) return refuse(url, why, error);
     net_options *options = fsti_alloc(sizeof *options);
     net_store *store = fsti_alloc(sizeof *store);
@@ -165,6 +203,7 @@ fst_status fsti_store_open(const char *url, net_store **out, fst_error *error) {
         fsti_free(store);
         return fsti_error_memory(error, sizeof *options);
     }
+    fsti_net_find_ca_file();
     fsti_net_options(options);
     *store = options->store;
     fsti_refcount_init(&store->refs);
@@ -195,8 +234,10 @@ static bool write_bucket(const net_store *store, url_part bucket, char *out, siz
     if (store->kind == NET_STORE_AZURE) {
         used = endpoint[0] != '\0' ? snprintf(out, size, "%s/%s/%.*s/", endpoint, store->account,
                                               bucket_size, bucket.at)
-                                   : snprintf(out, size, "https://%s.blob.core.windows.net/%.*s/",
-                                              store->account, bucket_size, bucket.at);
+               : store->own_endpoint[0] != '\0'
+                   ? snprintf(out, size, "%s/%.*s/", store->own_endpoint, bucket_size, bucket.at)
+                   : snprintf(out, size, "https://%s.blob.core.windows.net/%.*s/", store->account,
+                              bucket_size, bucket.at);
         return used > 0 && (size_t)used < size;
     }
     if (endpoint[0] == '\0') {
@@ -261,6 +302,9 @@ static fst_status write_object(const net_store *store, const net_url *url, char 
         return refuse(url->scheme.at, "it is too long", error);
     if (has_sas)
         snprintf(out + used, size - used, "?%s", store->sas_token + (store->sas_token[0] == '?'));
+    if (url->has_query && snprintf(out + used, size - used, "?%.*s", (int)url->query.size,
+                                   url->query.at) >= (int)(size - used))
+        return refuse(url->scheme.at, "it is too long", error);
     return FST_OK;
 }
 

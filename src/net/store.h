@@ -25,7 +25,11 @@ struct net_store {
     char region[64];
     char access_key[160], secret_key[192], session_token[4096];
     char bearer_token[4096], sas_token[1024], account[64];
-    const char *source; ///< of the credentials, in words
+    char own_endpoint[512];  ///< of the account, with its name; "" for the usual one
+    char account_key[128];   ///< of Azure, in BASE64
+    const char *source;      ///< of the credentials, in words
+    const char *service;     ///< that is asked, NULL: s3
+    struct net_lease *lease; ///< that credentials are taken from; NULL: those above
     fst_bucket_style style;
 };
 
@@ -51,14 +55,26 @@ typedef struct store_call {
     const char *body_hash;     ///< SHA-256 in hexadecimal digits; NULL: it is not signed
     size_t body_bytes;
     int64_t now_s;
+    uint32_t *keys_number; ///< set to that of the lease's keys
 } store_call;
 /// Adds what a request is signed with to *list. False: no memory, or it does not fit. (sign.c)
 bool fsti_store_sign(const net_store *store, const store_call *call, curl_list **list);
+
+/// Whether a text has a part of a secret, or the other way.
+bool fsti_text_knows(const char *secret, const char *text);
+/// The machine's clock is wrong, as a store has said in its Date: signatures follow it from now on.
+/// False where it says nothing new.
+bool fsti_store_learn_time(const char *date);
+/// The bucket is elsewhere: its region is used from now on. False where that is nothing new.
+bool fsti_store_move(net_store *store, const char *region);
 
 /// Whether its endpoint, region and account can be parts of an address: FST_E_ARGUMENT.
 fst_status fsti_store_check(const net_store *store, fst_error *error);
 /// Fills in the region and endpoint of the profile where there are none. (credentials.c)
 void fsti_store_find_place(net_store *store);
+/// Leases of Google and Microsoft, where they are configured. (cloud_credentials.c)
+fst_status fsti_store_find_google(net_store *store, const char *name, fst_error *error);
+fst_status fsti_store_find_azure(net_store *store, const char *name, fst_error *error);
 /// Fills in credentials of S3: those of the options are there already. (credentials.c)
 fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *error);
 

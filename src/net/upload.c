@@ -117,6 +117,18 @@ static fst_status make_upload(const char *url, uint64_t size_bytes, fsti_upload 
     return fsti_store_address(upload->store, url, &upload->url, error);
 }
 
+/// Begins; of a bucket that is in another region, once more there.
+static fst_status begin_parts(fsti_upload *upload, const char *url, fst_error *error) {
+    char region[sizeof upload->store->region] = "";
+    fst_status status = fsti_upload_begin(&upload->place, region, sizeof region, error);
+    if (status == FST_OK || !fsti_store_move(upload->store, region)) return status;
+    fsti_free(upload->url);
+    upload->url = NULL;
+    FST_TRY(fsti_store_address(upload->store, url, &upload->url, error));
+    upload->place.url = upload->url;
+    return fsti_upload_begin(&upload->place, region, sizeof region, error);
+}
+
 fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **out,
                             fst_error *error) {
     const curl_library *curl;
@@ -132,8 +144,7 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **
         upload->place.stop = &upload->stop;
         upload->place.must_be_new = fsti_net_must_be_new();
     }
-    if (status == FST_OK && upload->place.part_count > 1)
-        status = fsti_upload_begin(&upload->place, error);
+    if (status == FST_OK && upload->place.part_count > 1) status = begin_parts(upload, url, error);
     if (status != FST_OK) {
         fsti_upload_close(upload);
         return status;

@@ -25,8 +25,9 @@ typedef struct upload_place {
     fsti_net_counts counts; ///< of what follows
 } upload_place;
 
-/// Begins an object of several parts.
-fst_status fsti_upload_begin(upload_place *place, fst_error *error);
+/// Begins an object of several parts. region: where its bucket is, if the store has said that.
+fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
+                             fst_error *error);
 /// The address of a part, numbered from 0, from fsti_alloc; NULL: no memory, or too long.
 char *fsti_upload_part_url(const upload_place *place, uint32_t part);
 /// Keeps the mark of a part that was taken; false where there is none that can be given back.

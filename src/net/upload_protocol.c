@@ -92,12 +92,15 @@ static fst_status fail(const upload_place *place, const char *what, fst_error *e
 
 // ---- beginning ----
 
-fst_status fsti_upload_begin(upload_place *place, fst_error *error) {
+fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
+                             fst_error *error) {
     char id[UPLOAD_ID_BYTES / 3];
     if (is_azure(place->store)) return FST_OK; // blocks have names of their own
     net_request request = {0};
     const small_call call = {.method = "POST", .query = "uploads", .body = ""};
-    FST_TRY(ask(place, &call, &request, error));
+    fst_status status = ask(place, &call, &request, error);
+    snprintf(region, region_size, "%s", request.answer.region);
+    if (status != FST_OK) return status;
     bool good = request.text != NULL &&
                 fsti_xml_find(request.text, request.text_bytes, "UploadId", id, sizeof id) &&
                 id[0] != '\0' &&

@@ -218,10 +218,13 @@ char *fsti_url_beside(const char *base, const char *name) {
     if (text == NULL) return NULL;
     memcpy(text, base, length);
     bool is_web = strncasecmp(base, "http", 4) == 0; // keys of stores are as they are
+    if (!is_web) query_size = 0;                     // and a version is one object's
     if (is_web)
         (void)fsti_url_escape((url_part){name, name_size}, true, text + length, room - length);
     else
         escape_key(name, text + length);
-    memcpy(text + length + strlen(text + length), query, query_size + 1);
+    size_t end = length + strlen(text + length);
+    memcpy(text + end, query, query_size);
+    text[end + query_size] = '\0';
     return text;
 }

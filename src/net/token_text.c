@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+/// JSON, dates, forms and BASE64, as far as credentials need them.
+#include "token_text.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "url.h"
+
+// ---- JSON ----
+
+typedef struct json_text {
+    const char *at, *end;
+} json_text;
+
+static void skip_blanks(json_text *text) {
+    while (text->at < text->end && strchr(" \t\r\n", *text->at) != NULL && *text->at != '\0')
+        text->at++;
+}
+
+static bool take(json_text *text, char byte) {
+    skip_blanks(text);
+    if (text->at == text->end || *text->at != byte) return false;
+    text->at++;
+    return true;
+}
+
+/// A text behind its first quote, unescaped; NULL for `out`: passed over.
+static bool read_text(json_text *text, char *out, size_t size) {
+    static const char escapes[] = "\"\\/bfnrt", bytes[] = "\"\\/\b\f\n\r\t";
+    size_t used = 0;
+    while (text->at < text->end && *text->at != '"') {
+        char byte = *text->at++;
+        if ((unsigned char)byte < ' ') return false;
+        if (byte == '\\') {
+            const char *escape = text->at < text->end ? strchr(escapes, *text->at) : NULL;
+            // \u: of what is asked for here there is none above 127, and = & are written so.
+            unsigned code = 0;
+            char digits[5] = "";
+            if (text->end - text->at >= 5 && *text->at == 'u') {
+                memcpy(digits, text->at + 1, 4);
+                if (sscanf(digits, "%4x", &code) != 1 || code == 0 || code > 127) return false;
+                byte = (char)code;
+                text->at += 5;
+            } else if (escape != NULL && *escape != '\0') {
+                byte = bytes[escape - escapes];
+                text->at++;
+            } else {
+                return false;
+            }
+        }
+        if (out == NULL) continue;
+        if (used + 1 >= size) return false;
+        out[used++] = byte;
+    }
+    if (out != NULL) out[used] = '\0';
+    return take(text, '"');
+}
+
+/// A number or a word.
+static bool read_word(json_text *text, char *out, size_t size) {
+    const char *begin = text->at;
+    while (text->at < text->end && strchr(",}] \t\r\n", *text->at) == NULL) text->at++;
+    size_t length = (size_t)(text->at - begin);
+    if (length == 0 || memchr(begin, '\0', length) != NULL) return false;
+    if (out == NULL) return true;
+    if (length >= size) return false;
+    memcpy(out, begin, length);
+    out[length] = '\0';
+    return true;
+}
+
+/// Passes over an object or a list, whose first byte is taken.
+static bool skip_inside(json_text *text) {
+    unsigned depth = 1;
+    while (depth > 0 && text->at < text->end) {
+        char byte = *text->at++;
+        if (byte == '"' && !read_text(text, NULL, 0)) return false;
+        if (byte == '{' || byte == '[') depth++;
+        if (byte == '}' || byte == ']') depth--;
+    }
+    return depth == 0;
+}
+
+bool fsti_json_find(const char *text, size_t size, const char *name, char *out, size_t out_size) {
+    json_text rest = {text, text + size};
+    char key[64];
+    if (!take(&rest, '{')) return false;
+    do {
+        json_text copy;
+        if (!take(&rest, '"')) return false;
+        copy = rest;
+        bool is_it = read_text(&copy, key, sizeof key) && strcmp(key, name) == 0;
+        if (!read_text(&rest, NULL, 0) || !take(&rest, ':')) return false;
+        char *wanted = is_it ? out : NULL;
+        bool is_inside = take(&rest, '{') || take(&rest, '[');
+        bool is_good = is_inside          ? skip_inside(&rest)
+                       : take(&rest, '"') ? read_text(&rest, wanted, out_size)
+                                          : read_word(&rest, wanted, out_size);
+        if (!is_good || is_it) return is_good && !is_inside;
+    } while (take(&rest, ','));
+    return false;
+}
+
+// ---- dates ----
+
+int64_t fsti_date_read(const char *text) {
+    struct tm date = {0};
+    int used = 0;
+    if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &date.tm_year, &date.tm_mon, &date.tm_mday,
+               &date.tm_hour, &date.tm_min, &date.tm_sec, &used) != 6)
+        return -1;
+    text += used;
+    if (*text == '.') text += 1 + strspn(text + 1, "0123456789");
+    if (strcmp(text, "Z") != 0 && strcmp(text, "+00:00") != 0) return -1;
+    date.tm_year -= 1900;
+    date.tm_mon -= 1;
+    return date.tm_year < 70 ? -1 : (int64_t)timegm(&date);
+}
+
+// ---- forms ----
+
+bool fsti_form_add(char *form, size_t size, const char *name, const char *value) {
+    size_t used = strlen(form);
+    int added = snprintf(form + used, size - used, "%s%s=", used > 0 ? "&" : "", name);
+    if (added < 0 || (size_t)added >= size - used) return false;
+    used += (size_t)added;
+    return fsti_url_escape((url_part){value, strlen(value)}, false, form + used, size - used);
+}
+
+// ---- BASE64 ----
+
+static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+void fsti_base64_write(const unsigned char *bytes, size_t size, bool is_url, char *out) {
+    for (size_t i = 0; i < size; i += 3) {
+        uint32_t word = (uint32_t)bytes[i] << 16;
+        if (i + 1 < size) word |= (uint32_t)bytes[i + 1] << 8;
+        if (i + 2 < size) word |= bytes[i + 2];
+        size_t count = size - i < 3 ? size - i + 1 : 4;
+        for (size_t k = 0; k < 4; k++) {
+            char digit = digits[word >> (18 - 6 * k) & 63];
+            if (is_url && digit == '+') digit = '-';
+            if (is_url && digit == '/') digit = '_';
+            if (k < count)
+                *out++ = digit;
+            else if (!is_url)
+                *out++ = '=';
+        }
+    }
+    *out = '\0';
+}
+
+int64_t fsti_base64_read(const char *text, unsigned char *out, size_t size) {
+    size_t used = 0, length = strlen(text);
+    uint32_t word = 0, bits = 0;
+    while (length > 0 && text[length - 1] == '=') length--;
+    for (size_t i = 0; i < length; i++) {
+        const char *digit = strchr(digits, text[i]);
+        if (digit == NULL) return -1;
+        word = word << 6 | (uint32_t)(digit - digits);
+        bits += 6;
+        if (bits < 8) continue;
+        bits -= 8;
+        if (used == size) return -1;
+        out[used++] = (unsigned char)(word >> bits & 255);
+    }
+    return (int64_t)used;
+}
