@@ -304,6 +304,8 @@ def test_a_version(store: ObjectStore) -> None:
     fst_numpy.load_file(ADDRESS + "?versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY")
     assert len(store.log) > 2
     assert {r.query for r in store.log} == {"versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY"}
+    with pytest.raises(ValueError, match="can't be saved to"):
+        fst_numpy.save_file({"a": numpy.zeros(3)}, ADDRESS + "?versionId=1")
     for query in ("?versionId=a&b=c", "?versionid=1", "?versionId="):
         with pytest.raises(ValueError, match="queries are not read"):
             Model(ADDRESS + query)

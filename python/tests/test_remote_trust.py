@@ -161,10 +161,10 @@ def test_a_bucket_is_a_folder(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://b/k.safetensors?versionId=1",
+        "s3://b/k.safetensors?versionId=1&x=2",
         "hf://me/model/k.safetensors?revision=1",
         "az://b/k.safetensors?sig=1",
-        "gs://b/k.safetensors?generation=1",
+        "gs://b/k.safetensors?versionId=1",
         "s3://b/m/?versionId=1",
         "s3://b:99/k.safetensors",
     ],

@@ -80,6 +80,9 @@ static fst_status check_place(const net_store *store, const char *url, fst_error
                               "web servers and the Hub take no files here: save to s3://, gs:// or "
                               "az://, or to a file");
     net_url parsed;
+    if (strchr(url, '?') != NULL)
+        return fsti_error_set(error, FST_E_ARGUMENT, place,
+                              "a version that is there can't be saved to");
     if (url[size - 1] == '/' || fsti_url_parse(url, &parsed) != NULL || parsed.path.size < 2)
         return fsti_error_set(error, FST_E_ARGUMENT, place,
                               "the address of a folder: a file needs a name");
