@@ -163,7 +163,8 @@ static bool is_version(const net_url *url, net_store_kind kind) {
     size_t size = strlen(name);
     if (kind != NET_STORE_S3 && kind != NET_STORE_GCS) return false;
     bool is_folder = url->path.size < 2 || url->path.at[url->path.size - 1] == '/';
-    if (is_folder || url->query.size <= size || memcmp(url->query.at, name, size) != 0) return false;
+    if (is_folder || url->query.size <= size || memcmp(url->query.at, name, size) != 0)
+        return false;
     for (size_t i = size; i < url->query.size; i++) {
         char byte[] = {url->query.at[i], '\0'};
         if (!is_plain_name(byte) && byte[0] != '.') return false;
