@@ -467,3 +467,28 @@ def test_a_cancelled_load_lets_go(tmp_path: pathlib.Path, cache: pathlib.Path) -
         assert time.monotonic() - begun < 10
         go.set()
         assert load(url)[0] == local(tmp_path / "model.safetensors")
+
+
+def test_without_a_version_nothing_is_kept(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+    """By its size alone nobody can tell a replaced object; by its date one can."""
+    file = tmp_path / "model.safetensors"
+    gone = {"ETag": None, "Last-Modified": None}
+
+    def strip(request: Request, answer: Answer) -> Answer:
+        answer.headers.update(gone)  # type: ignore[arg-type]
+        return answer
+
+    with web_server(tmp_path, strip) as server:
+        for seed in range(2):
+            make(file, 3, 500, seed)
+            os.utime(file, ns=(seed + 1, seed + 1))
+            tensors, stats = load(server.url + file.name)
+            assert tensors == local(file) and "neither ETag nor date" in stats["reason"]
+        remote.configure(cache_dir=cache, cache_required=True)
+        with pytest.raises(REFUSALS, match="neither ETag nor date"):
+            load(server.url + file.name)
+        del gone["Last-Modified"]
+        sent = server.sent_bytes
+        for _ in range(2):
+            assert load(server.url + file.name)[0] == local(file)
+        assert server.sent_bytes - sent == file.stat().st_size + BLOCK  # the second: its beginning

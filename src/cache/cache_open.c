@@ -263,6 +263,9 @@ static bool use_cache(cache_opening *opening, fsti_cached *out) {
     opening->size_bytes = fsti_object_size(opening->object);
     if (opening->size_bytes == 0) return fail(opening, "it has no bytes", 0);
     char text[CACHE_NAME_BYTES + FSTI_VERSION_TEXT_BYTES];
+    // By its size alone nobody can tell a replaced object.
+    if (!fsti_object_has_version(opening->object))
+        return fail(opening, "the server tells neither ETag nor date", EOPNOTSUPP);
     if (!fsti_object_version_text(opening->object, opening->version, sizeof opening->version))
         return fail(opening, "its version has no short name", 0);
     int used = snprintf(text, sizeof text, "%s\n%s", opening->address, opening->version);

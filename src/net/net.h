@@ -55,6 +55,8 @@ fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *er
 /// Its address to tell it from others: of the web, without what signs requests. It may have other
 /// secrets: for a digest, not to be written or told. False where it does not fit.
 bool fsti_object_address(const fsti_object *object, char *out, size_t size);
+/// Whether anything but its size tells one version from another.
+bool fsti_object_has_version(const fsti_object *object);
 /// Its version in lines; false where it does not fit.
 #define FSTI_VERSION_TEXT_BYTES ((size_t)512)
 bool fsti_object_version_text(const fsti_object *object, char *out, size_t size);

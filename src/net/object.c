@@ -78,6 +78,11 @@ static bool read_version(const char *text, net_pin *pin) {
     return end != text && *end == '\n' && pin->total_bytes <= INT64_MAX;
 }
 
+bool fsti_object_has_version(const fsti_object *object) {
+    const net_pin *pin = &object->pin;
+    return fsti_pin_is_strong(pin) || pin->modified[0] != '\0' || pin->generation[0] != '\0';
+}
+
 bool fsti_object_version_text(const fsti_object *object, char *out, size_t size) {
     const net_pin *pin = &object->pin;
     int used = snprintf(out, size, "%s\n%s\n%s\n%" PRIu64 "\n", pin->etag, pin->modified,
