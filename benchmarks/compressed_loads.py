@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed weights: sizes, encoding and decoding a core, and loads from slow sources.
 
-    python benchmarks/compressed_loads.py [--mib 64] [--build build/test] [--rate 500] [FILE..]
+    python benchmarks/compressed_loads.py [--mib 64] [--rate 500] [--copies 8] [FILE..]
 
 Without files the weights are synthetic: 32 Gaussian matrices, each of a deviation of its own, as
 BF16, F16, F32, and FP8 scaled by blocks of 128 x 128. Of a FILE (safetensors) all tensors of its
 most frequent dtype are taken. Sizes and rates of ours are build/.../bench_codec's (processor time,
 one core); beside them zstd (levels 1 and 3, whole bytes, by libzstd) and ZipNN where it is
-installed, by processor time of the process. At last each is loaded plain and compressed from a
-source that gives --rate MB/s (build/.../limited_source), in turns.
+installed, by processor time of the process. At last each is loaded plain and compressed, in turns:
+from a source that gives --rate MB/s (build/.../limited_source), and --copies times as large from
+the disk, past the page cache.
 """
 
 import argparse
 import collections
 import ctypes
+import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -110,7 +113,7 @@ def measure_zipnn(tensor, size):
 
 
 def measure_slow(build, rate, folder, tensor):
-    """Seconds of a plain and of a compressed load from a limited source: medians, in turns."""
+    """Seconds of a plain and of a compressed load from a limited source: lists, in turns."""
     plain, packed = folder / "plain.safetensors", folder / "packed.safetensors"
     parts = {f"layer.{i}": part for i, part in enumerate(tensor.chunk(8))}
     save_file({name: part.clone() for name, part in parts.items()}, str(plain))
@@ -121,24 +124,56 @@ def measure_slow(build, rate, folder, tensor):
                              capture_output=True, text=True, check=True).stdout
         for path, line in zip((plain, packed), out.splitlines(), strict=True):
             seconds[path].append(float(line.split()[0]))
-    return [statistics.median(seconds[path]) for path in (plain, packed)]
+    return [seconds[path] for path in (plain, packed)]
 
 
-def report(build, rate, name, dtype, tensor):
+def forget(path):
+    """Take a file out of the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def measure_cold(build, copies, folder, tensor):
+    """Seconds of a plain and of a compressed load of what is not cached: lists, in turns."""
+    paths = [folder / "plain.safetensors", folder / "packed.safetensors"]
+    tensors = {f"layer.{i}": tensor.clone() for i in range(copies)}
+    for path, compress in zip(paths, (False, True), strict=True):
+        save_file(tensors, str(path), compress=compress)
+    seconds = [[], []]
+    for _ in range(RUNS):
+        for path, own in zip(paths, seconds, strict=True):
+            forget(path)
+            out = subprocess.run([build / "cli/fastsafetensors", "load", "--json", "--mode", "load",
+                                  path], capture_output=True, text=True, check=True).stdout
+            own.append(json.loads(out)["seconds"])
+    return seconds
+
+
+def told(seconds):
+    """The median and the range of some runs."""
+    return f"{statistics.median(seconds):.3f} [{min(seconds):.3f}-{max(seconds):.3f}] s"
+
+
+def report(options, name, dtype, tensor):
     """Print the rows of one set of weights."""
     data = bytes(tensor.view(torch.uint8).numpy())
     with tempfile.TemporaryDirectory() as folder:
         raw = pathlib.Path(folder) / "raw"
         raw.write_bytes(data)
-        rows = measure_ours(build, dtype, raw)
+        rows = measure_ours(options.build, dtype, raw)
         rows += [measure_zstd(data, level) for level in (1, 3)]
         rows += [row for row in [measure_zipnn(tensor, len(data))] if row]
         raw.unlink()
-        plain, packed = measure_slow(build, rate, pathlib.Path(folder), tensor)
+        slow = measure_slow(options.build, options.rate, pathlib.Path(folder), tensor)
+        cold = measure_cold(options.build, options.copies, pathlib.Path(folder), tensor)
     for who, size, encode, decode in rows:
         print(f"| {name} | {who} | {size:.2f} % | {encode:.2f} | {decode:.2f} |")
-    print(f"| {name} | {rate} MB/s | plain {plain:.3f} s | compressed {packed:.3f} s "
-          f"| {plain / packed:.2f} x |", flush=True)
+    for source, (plain, packed) in ((f"{options.rate} MB/s", slow), ("cold disk", cold)):
+        ratio = statistics.median(p / q for p, q in zip(plain, packed, strict=True))
+        print(f"| {name} | {source} | plain {told(plain)} | compressed {told(packed)} "
+              f"| {ratio:.2f} x |", flush=True)
 
 
 def main():
@@ -147,15 +182,16 @@ def main():
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/test"))
     parser.add_argument("--rate", type=int, default=500)
+    parser.add_argument("--copies", type=int, default=8)
     parser.add_argument("files", nargs="*")
     options = parser.parse_args()
     print("| weights | by | size | encode GB/s | decode GB/s |\n|---|---|---|---|---|")
     for path in options.files:
         dtype, tensor = take_weights(path)
-        report(options.build, options.rate, f"{pathlib.Path(path).name} {dtype}", dtype, tensor)
+        report(options, f"{pathlib.Path(path).name} {dtype}", dtype, tensor)
     if not options.files:
         for dtype, tensor in make_weights(options.mib).items():
-            report(options.build, options.rate, f"synthetic {dtype}", dtype, tensor)
+            report(options, f"synthetic {dtype}", dtype, tensor)
 
 
 if __name__ == "__main__":

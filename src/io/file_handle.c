@@ -192,6 +192,28 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
     return FST_OK;
 }
 
+int64_t fsti_file_read_around(fsti_file *file, void *target, size_t size, uint64_t offset) {
+    int fd = fsti_io_file_direct(file, NULL, 0);
+    size_t got = 0;
+    if (fd < 0) return -EOPNOTSUPP;
+    while (got < size) {
+        fsti_io_op read = {.file = file,
+                           .offset = offset + got,
+                           .size = size - got,
+                           .buffer = (char *)target + got,
+                           .engine = FST_ENGINE_DIRECT};
+        ssize_t result = pread(fd, read.buffer, read.size, (off_t)read.offset);
+        read.result = result < 0 ? -errno : result;
+        fsti_io_finish(&read);
+        if (read.result == -EINTR) continue;
+        if (read.result < 0) return read.result;
+        got += (size_t)read.result;
+        // What is no whole page is the end, or goes on in the middle of one: no way to read that.
+        if (read.result == 0 || read.result % FSTI_IO_PAGE_BYTES != 0) break;
+    }
+    return (int64_t)got;
+}
+
 uint32_t fsti_file_read_count(const fsti_file *file) { return file->read_count; }
 
 fst_status fsti_file_check(const fsti_file *file, fst_error *error) {

@@ -68,6 +68,9 @@ bool fsti_file_is_cached(fsti_file *file);
 /// Reads up to `size` bytes at `offset`, fewer only at the end of the file. *got: bytes read.
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
                           fst_error *error);
+/// The same of whole pages, into memory that begins at one, past the page cache: the bytes that
+/// came, fewer only at the end of the file; -errno where the file can't be read that way.
+int64_t fsti_file_read_around(fsti_file *file, void *target, size_t size, uint64_t offset);
 /// System calls that fsti_file_read() has made on the file.
 uint32_t fsti_file_read_count(const fsti_file *file);
 
@@ -136,6 +139,7 @@ struct fsti_io_op {
     void *buffer;            ///< unused by a mapped engine
     fst_engine engine;       ///< who reads: FST_ENGINE_AUTO for headers and other reads in passing
     const atomic_bool *stop; ///< NULL, or: when it is true a read that waits for others may end
+    bool is_around; ///< a file that is made of another reads what is absent past the page cache
     // filled by the engine:
     int64_t result;   ///< bytes, or -errno; fewer bytes than asked for are possible
     const void *data; ///< where the bytes are: `buffer`, or the mapping

@@ -2,6 +2,8 @@
 /// Compressed files: they show and give what they were made from, read what is asked for, and
 /// whatever is changed in them is refused or does no harm.
 #include <fastsafetensors.h>
+#include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -9,6 +11,7 @@
 #include "check.h"
 #include "fixture.h"
 #include "format/format.h"
+#include "io/io.h"
 
 #define ROWS 3000u
 #define COLUMNS 500u
@@ -175,6 +178,58 @@ TEST(every_way_of_loading_gives_the_same_bytes)
         CHECK_INT(status, FST_OK);
     }
     fst_model_close(model);
+    free(plain.bytes);
+}
+
+static atomic_int direct_reads, fault;
+
+/// Counts direct reads, and lets them fail where `fault` is an errno.
+static void watch_direct(fsti_io_op *op) {
+    if (op->engine != FST_ENGINE_DIRECT) return;
+    atomic_fetch_add(&direct_reads, 1);
+    if (atomic_load(&fault) != 0) op->result = -atomic_load(&fault);
+}
+
+/// Direct reads of a load of what is not cached; -1 when its bytes are wrong.
+static int count_direct(fst_cache cache, fst_engine engine, const file_bytes *plain) {
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    fst_error error;
+    options.mode = FST_MODE_LOAD;
+    options.cache = cache;
+    options.engine = engine;
+    fixture_evict(make_packed());
+    if (fst_model_open(make_packed(), NULL, &model, &error) != FST_OK) return -1;
+    atomic_store(&direct_reads, 0);
+    fsti_io_fault_hook_set(watch_direct);
+    fst_status status = load_and_compare(model, &options, plain, &error);
+    fsti_io_fault_hook_set(NULL);
+    fst_model_close(model);
+    return status == FST_OK ? atomic_load(&direct_reads) : -1;
+}
+
+TEST(what_is_absent_is_read_around_the_cache)
+{
+    fsti_file *file;
+    fsti_io_facts facts;
+    uint64_t resident;
+    if (make_packed() == NULL) return;
+    file_bytes plain = read_bytes(make_plain());
+    CHECK_INT(fsti_file_open(make_packed(), &file, NULL), FST_OK);
+    fixture_evict(make_packed());
+    fsti_io_probe(file, true, &facts);
+    bool can = facts.has_direct && fsti_file_resident(file, 0, fsti_file_size(file), &resident) &&
+               resident == 0;
+    fsti_file_unref(file);
+    int around = count_direct(FST_CACHE_BYPASS, FST_ENGINE_AUTO, &plain);
+    CHECK(can ? around > 0 : around == 0);
+    CHECK_INT(count_direct(FST_CACHE_KEEP, FST_ENGINE_AUTO, &plain), 0);
+    CHECK_INT(count_direct(FST_CACHE_AUTO, FST_ENGINE_PREAD, &plain), 0); // as asked
+    // Refused once, and not tried again; the bytes come all the same.
+    atomic_store(&fault, EINVAL);
+    int refused = count_direct(FST_CACHE_BYPASS, FST_ENGINE_AUTO, &plain);
+    CHECK(can ? refused > 0 && refused <= 64 : refused == 0);
+    atomic_store(&fault, 0);
     free(plain.bytes);
 }
 
