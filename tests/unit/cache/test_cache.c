@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The cache on disk under many threads: a server of a thread of its own, and readers of the same
+/// object through several entries. For sanitizers above all; python/tests/test_remote_cache.py has
+/// the rest.
+#include <arpa/inet.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cache/cache.h"
+#include "check.h"
+#include "fixture.h"
+
+#define OBJECT_BYTES ((uint64_t)(20 << 20) + 777)
+#define READER_COUNT 6
+#define READ_COUNT 40
+
+static int listener;
+static atomic_uint_fast64_t sent_bytes;
+
+/// Answers range requests of one connection, until it ends.
+static void *serve(void *context) {
+    int fd = (int)(intptr_t)context;
+    char request[4096], head[512];
+    size_t have = 0;
+    char *body = malloc(OBJECT_BYTES);
+    for (ssize_t got;
+         body != NULL && (got = read(fd, request + have, sizeof request - 1 - have)) > 0;) {
+        have += (size_t)got;
+        request[have] = '\0';
+        if (strstr(request, "\r\n\r\n") == NULL) continue;
+        have = 0;
+        uint64_t begin = 0, end = 0;
+        const char *range = strstr(request, "Range: bytes=");
+        if (range == NULL || sscanf(range, "Range: bytes=%" SCNu64 "-%" SCNu64, &begin, &end) != 2)
+            break;
+        end = fsti_min(end + 1, OBJECT_BYTES);
+        for (uint64_t i = begin; i < end; i++) body[i - begin] = (char)fixture_byte(i);
+        int size =
+            snprintf(head, sizeof head,
+                     "HTTP/1.1 206 Partial Content\r\nETag: \"v1\"\r\nContent-Length: %" PRIu64
+                     "\r\nContent-Range: bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64 "\r\n\r\n",
+                     end - begin, begin, end - 1, OBJECT_BYTES);
+        atomic_fetch_add(&sent_bytes, end - begin);
+        if (send(fd, head, (size_t)size, MSG_NOSIGNAL) != size) break;
+        for (uint64_t done = 0; done < end - begin;) {
+            ssize_t put = send(fd, body + done, end - begin - done, MSG_NOSIGNAL);
+            if (put <= 0) break;
+            done += (uint64_t)put;
+        }
+    }
+    free(body);
+    close(fd);
+    return NULL;
+}
+
+static void *accept_all(void *context) {
+    (void)context;
+    for (;;) {
+        int fd = accept(listener, NULL, NULL);
+        pthread_t thread;
+        if (fd < 0) return NULL;
+        if (pthread_create(&thread, NULL, serve, (void *)(intptr_t)fd) == 0) pthread_detach(thread);
+    }
+}
+
+/// Starts the server; its port.
+static uint16_t start_server(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    pthread_t thread;
+    listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 ||
+        listen(listener, 64) != 0 ||
+        getsockname(listener, (struct sockaddr *)&address, &size) != 0 ||
+        pthread_create(&thread, NULL, accept_all, NULL) != 0)
+        return 0;
+    pthread_detach(thread);
+    return ntohs(address.sin_port);
+}
+
+typedef struct reader {
+    fsti_cache_entry *entry;
+    fsti_object *object;
+    uint64_t seed;
+    bool is_good;
+} reader;
+
+static void *read_here_and_there(void *context) {
+    reader *self = context;
+    const size_t most = (size_t)3 << 20;
+    char *buffer = malloc(most);
+    self->is_good = buffer != NULL;
+    for (int i = 0; i < READ_COUNT && self->is_good; i++) {
+        uint64_t begin = fixture_random(&self->seed) % OBJECT_BYTES;
+        size_t size =
+            (size_t)fsti_min(fixture_random(&self->seed) % most + 1, OBJECT_BYTES - begin);
+        fsti_range_read read = {
+            .object = self->object, .offset = begin, .size = size, .buffer = buffer};
+        fst_error error;
+        self->is_good = fsti_cache_read(self->entry, &read, &error) == FST_OK &&
+                        fixture_matches(buffer, begin, size);
+    }
+    free(buffer);
+    return NULL;
+}
+
+TEST(threads_and_entries_share_what_comes)
+{
+    char reason[160], url[64];
+    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    uint16_t port = start_server();
+    CHECK(port != 0);
+    snprintf(url, sizeof url, "http://127.0.0.1:%u/object", (unsigned)port);
+    fst_remote_options options = {
+        .struct_size = sizeof options, .cache_dir = fixture_path("cache"), .cache_required = 1};
+    fst_error error;
+    fsti_cache_configure(&options);
+    fsti_cached opened[2];
+    reader readers[READER_COUNT];
+    pthread_t threads[READER_COUNT];
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(fsti_cache_open(url, &opened[i], &error), FST_OK);
+        CHECK(opened[i].entry != NULL);
+    }
+    for (int i = 0; i < READER_COUNT; i++) {
+        readers[i] = (reader){opened[i % 2].entry, opened[i % 2].object, 22 + (uint64_t)i, false};
+        CHECK_INT(pthread_create(&threads[i], NULL, read_here_and_there, &readers[i]), 0);
+    }
+    for (int i = 0; i < READER_COUNT; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < READER_COUNT; i++) CHECK(readers[i].is_good);
+    // Two openings may both have brought the first block.
+    CHECK(atomic_load(&sent_bytes) <= OBJECT_BYTES + 65536);
+    for (int i = 0; i < 2; i++) {
+        fsti_cache_close(opened[i].entry);
+        fsti_object_unref(opened[i].object);
+    }
+}
