@@ -136,11 +136,14 @@ def test_accelerate(tmp_path, torch):
     reads = switch.reads
     try:
         accelerate.load_checkpoint_in_model(model, tmp_path, device_map={"": "cpu"})
+        other = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+        accelerate.load_checkpoint_and_dispatch(other, str(tmp_path), device_map={"": "cpu"})
     finally:
         switch.disable()
         switch.disable()
-    assert switch.reads > reads
-    assert all(same_bits(torch, t, expected[n]) for n, t in model.state_dict().items())
+    assert switch.reads > reads + 1
+    for loaded in (model, other):
+        assert all(same_bits(torch, t, expected[n]) for n, t in loaded.state_dict().items())
 
 
 def test_timm(tmp_path, torch):

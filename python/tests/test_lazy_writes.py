@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -299,3 +300,65 @@ def test_misaligned_tensors_are_read(tmp_path: Path) -> None:
     model = LazyModel(path)
     assert torch.equal(model["layers.0.w"][1:] + 0, torch.tensor([[7.0, 8.0]]))
     assert torch.equal(model["layers.0.w"] + 0, torch.tensor([[5.0, 6.0], [7.0, 8.0]]))
+
+
+DTYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e8m0fnu "
+          "float4_e2m1fn_x2 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64")
+
+
+@pytest.mark.parametrize("mode", ["auto", "load"])
+@pytest.mark.parametrize("name", DTYPES.split())
+def test_every_dtype(tmp_path: Path, name: str, mode: str) -> None:
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip("of a later torch")
+    generator = torch.Generator().manual_seed(1)
+    raw = torch.randint(0, 2 if name == "bool" else 256, (6 * 4 * dtype.itemsize,),
+                        dtype=torch.uint8, generator=generator)
+    made = raw.view(dtype).reshape(6, 4)
+    save_file({"layers.0.w": made, "odd": torch.zeros(3, dtype=torch.int8)},
+              tmp_path / "m.safetensors")
+    lazy = LazyModel(tmp_path / "m.safetensors", mode=mode)["layers.0.w"]
+    assert lazy.dtype == dtype and lazy.shape == made.shape
+
+    def bits(part: Any) -> list[int]:
+        return part.contiguous().view(torch.uint8).tolist()
+
+    assert bits(lazy[2:5].detach()) == bits(made[2:5]) and bits(lazy) == bits(made)
+    assert bits(lazy.t()[1:3].contiguous()) == bits(made.t()[1:3].contiguous())
+
+
+def test_elements_that_begin_anywhere(tmp_path: Path) -> None:
+    header = (b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+              b'"b":{"dtype":"C64","shape":[2],"data_offsets":[4,20]},'
+              b'"c":{"dtype":"U8","shape":[4],"data_offsets":[20,24]},'
+              b'"d":{"dtype":"C64","shape":[2],"data_offsets":[24,40]}}')
+    header += b" " * (-len(header) % 8)
+    floats = torch.arange(10.0)
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + floats.numpy().tobytes())
+    model = LazyModel(path)
+    assert torch.view_as_real(model["b"].clone()).flatten().tolist() == [1, 2, 3, 4]
+    assert torch.view_as_real(model["d"].clone()).flatten().tolist() == [6, 7, 8, 9]
+
+
+def test_files_of_a_server(tmp_path: Path) -> None:
+    from web_server import web_server
+
+    made = {f"layers.{i}.w": tensor(i, 200) for i in range(6)}
+    save_file(made, tmp_path / "m.safetensors")
+    with web_server(tmp_path) as server, LazyModel(server.url + "m.safetensors") as model:
+        for number, (_, lazy) in enumerate(model):
+            assert torch.equal(lazy[10:30] + 0, tensor(number, 200)[10:30])
+
+
+def test_compressed_files(tmp_path: Path) -> None:
+    try:
+        ctypes.CDLL("libzstd.so.1")
+    except OSError:
+        pytest.skip("libzstd is not installed")
+    save_file({f"layers.{i}.w": tensor(i, 200).bfloat16() for i in range(6)},
+              tmp_path / "packed.safetensors", compress=True)
+    with LazyModel(tmp_path / "packed.safetensors") as model:
+        for number, (_, lazy) in enumerate(model):
+            assert torch.equal(lazy[:, 2:4] + 0, tensor(number, 200).bfloat16()[:, 2:4])
