@@ -164,10 +164,10 @@ class Handler(socketserver.BaseRequestHandler):
         if answer.end == "silent":
             time.sleep(answer.pause_within_s)
             return False
+        with self.server.count_lock:  # before the client can have it, and look
+            self.server.sent_bytes += len(body)
         self.request.sendall(head)
         self.request.sendall(body)
-        with self.server.count_lock:
-            self.server.sent_bytes += len(body)
         time.sleep(answer.pause_within_s)
         if answer.end == "reset":
             linger = struct.pack("ii", 1, 0)
