@@ -21,7 +21,13 @@ import safetensors.torch as stock  # noqa: E402
 
 import fastsafetensors.numpy as fst_numpy  # noqa: E402
 import fastsafetensors.torch as fst_torch  # noqa: E402
-from fastsafetensors import SafetensorError, safe_open  # noqa: E402
+from fastsafetensors import (  # noqa: E402
+    SafetensorError,
+    SignedBy,
+    safe_open,
+    sign_folder,
+    write_manifest,
+)
 from fastsafetensors._core import Model  # noqa: E402
 
 try:
@@ -332,6 +338,46 @@ def test_a_ranks_rows_read_no_more_than_their_chunks(tmp_path, dtype):
         chunks = min(chunks, -(-weight.nbytes // chunk))
         expected = entry["shape"][0] * min(chunks * chunk / weight.nbytes, 1)
         assert part * 0.6 < stats["stored_bytes"] <= 1.1 * expected
+
+
+def test_other_rewrites_write_plain_unless_asked(tmp_path, pair):
+    """merge, split, extract and convert take compressed files like any other."""
+    state = weights()
+    more = tmp_path / "more.safetensors"
+    fst_torch.save_file({"more": torch.ones(3)}, more)
+    merged, small = str(tmp_path / "merged.safetensors"), str(tmp_path / "small.safetensors")
+    assert command("merge", pair[1], str(more), merged).returncode == 0
+    assert same(fst_torch.load_file(merged), {**state, "more": torch.ones(3)})
+    assert "__packed__" not in read_header(merged)
+    assert command("merge", "--compress", pair[1], str(more), small).returncode == 0
+    assert same(fst_torch.load_file(small), {**state, "more": torch.ones(3)})
+    assert "__packed__" in read_header(small)
+    assert command("split", "--count", "2", pair[1], str(tmp_path / "set")).returncode == 0
+    assert same(fst_torch.load_file(tmp_path / "set"), state)
+    assert command("extract", "--select", "layer.1.*", pair[1], small).returncode == 0
+    assert fst_torch.load_file(small).keys() == {"layer.1.float", "layer.1.double"}
+
+
+def test_signed_folders_of_compressed_files(tmp_path, pair):
+    """What is signed are the stored bytes; a load by key decodes what it has verified."""
+    folder, key, public = tmp_path / "model", tmp_path / "key.pem", tmp_path / "pub.pem"
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command, which makes keys, is not installed")
+    folder.mkdir()
+    shutil.copyfile(pair[1], folder / "model.safetensors")
+    make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
+    subprocess.run(make, check=True, capture_output=True)
+    subprocess.run(["openssl", "ec", "-in", str(key), "-pubout", "-out", str(public)], check=True,
+                   capture_output=True)
+    write_manifest(folder, algorithm="sha256")
+    sign_folder(folder, key)
+    signed = SignedBy(public)
+    assert same(fst_torch.load_file(folder / "model.safetensors", verify=signed), weights())
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(SafetensorError, match="digest"):
+        fst_torch.load_file(folder / "model.safetensors", verify=signed)
 
 
 def test_stand_in_gpus_get_the_decoded_bytes(pair):
