@@ -11,6 +11,9 @@
 
 #include "io_private.h"
 
+/// What a device that answers nothing but "again" gets, some 0.2 seconds of it.
+#define READ_RETRIES_MAX 200u
+
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error) {
     if (S_ISREG(info->st_mode)) return FST_OK;
     const char *kind = S_ISDIR(info->st_mode)    ? "a folder"
@@ -167,9 +170,16 @@ int fsti_file_identity(const fsti_file *file) {
     return file->maker.origin != NULL ? file->maker.origin->fd : file->fd;
 }
 
+bool fsti_io_tries_again(int64_t result, uint32_t *tries) {
+    if (result != -EINTR && result != -EAGAIN) return false;
+    if (result == -EAGAIN && *tries > 8) usleep(1000);
+    return (*tries)++ < READ_RETRIES_MAX;
+}
+
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
                           fst_error *error) {
     fst_error cause = {.status = FST_OK};
+    uint32_t tries = 0;
     *got = 0;
     while (*got < size) {
         fsti_io_op read = {.file = file,
@@ -180,7 +190,7 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
         fsti_io_file_pread(&read);
         fsti_io_finish(&read);
         file->read_count++;
-        if (read.result == -EINTR) continue;
+        if (fsti_io_tries_again(read.result, &tries)) continue;
         if (read.result < 0 && cause.status != FST_OK) {
             if (error != NULL) *error = cause;
             return cause.status;
@@ -188,6 +198,7 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
         if (read.result < 0) return fsti_error_errno(error, (int)-read.result, file->path, "read");
         if (read.result == 0) break;
         *got += (size_t)read.result;
+        tries = 0;
     }
     return FST_OK;
 }
@@ -195,6 +206,7 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
 int64_t fsti_file_read_around(fsti_file *file, void *target, size_t size, uint64_t offset) {
     int fd = fsti_io_file_direct(file, NULL, 0);
     size_t got = 0;
+    uint32_t tries = 0;
     if (fd < 0) return -EOPNOTSUPP;
     while (got < size) {
         fsti_io_op read = {.file = file,
@@ -205,7 +217,7 @@ int64_t fsti_file_read_around(fsti_file *file, void *target, size_t size, uint64
         ssize_t result = pread(fd, read.buffer, read.size, (off_t)read.offset);
         read.result = result < 0 ? -errno : result;
         fsti_io_finish(&read);
-        if (read.result == -EINTR) continue;
+        if (fsti_io_tries_again(read.result, &tries)) continue;
         if (read.result < 0) return read.result;
         got += (size_t)read.result;
         // What is no whole page is the end, or goes on in the middle of one: no way to read that.

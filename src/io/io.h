@@ -151,6 +151,10 @@ struct fsti_io_op {
     uint64_t decoded_bytes, decode_ns;
 };
 
+/// Whether a read that ended with `result` (EINTR, EAGAIN) is to be tried once more as it is: not
+/// for ever, nor without a pause. *tries counts those in a row, and begins at 0.
+bool fsti_io_tries_again(int64_t result, uint32_t *tries);
+
 /// A way to read. A lane is one thread's use of it.
 typedef struct fsti_io_engine {
     const char *name;

@@ -186,9 +186,6 @@ fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
 /// ", through 64 MiB of locked memory, .." for the statistics.
 void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t size);
 
-/// A read that is interrupted or told to come again (EINTR, EAGAIN) this often in a row has failed.
-#define FSTI_READ_RETRIES_MAX 200u
-
 /// Where a chunk's bytes in its slot begin in the file.
 static inline uint64_t fsti_chunk_origin(const fsti_plan_chunk *chunk) {
     return fsti_align_down(chunk->begin, FSTI_IO_PAGE_BYTES);

@@ -244,11 +244,8 @@ static fst_status short_read(const fsti_pipeline *pipeline, const io_block *bloc
 
 /// Whether a read is to be tried once more as it is; not for ever.
 static bool is_worth_a_retry(io_block *block) {
-    int64_t result = block->read.result;
-    if (result > 0) block->retry_count = 0;
-    if (result != -EINTR && result != -EAGAIN) return false;
-    if (result == -EAGAIN && block->retry_count > 8) usleep(1000);
-    return block->retry_count++ < FSTI_READ_RETRIES_MAX;
+    if (block->read.result > 0) block->retry_count = 0;
+    return fsti_io_tries_again(block->read.result, &block->retry_count);
 }
 
 /// Reads a block, once more from its beginning, through the page cache.

@@ -45,6 +45,7 @@ static bool take_piece(fsti_scan *scan, scan_piece *out) {
 static fst_status read_bytes(fsti_file *file, char *buffer, uint64_t begin, uint64_t end,
                              fst_error *error) {
     void *lane;
+    uint32_t tries = 0;
     fst_status status = FST_OK;
     FST_TRY(fsti_io_engine_pread.lane_open(1, &lane, error));
     while (begin < end && status == FST_OK) {
@@ -52,7 +53,7 @@ static fst_status read_bytes(fsti_file *file, char *buffer, uint64_t begin, uint
             .file = file, .offset = begin, .size = (size_t)(end - begin), .buffer = buffer};
         fsti_io_engine_pread.submit(lane, &op);
         fsti_io_engine_pread.reap(lane);
-        if (op.result == -EINTR || op.result == -EAGAIN) continue;
+        if (fsti_io_tries_again(op.result, &tries)) continue;
         fsti_error_place place = {.file = fsti_file_path(file), .byte_offset = begin};
         if (op.result < 0) {
             place.os_errno = (int)-op.result;
@@ -60,6 +61,7 @@ static fst_status read_bytes(fsti_file *file, char *buffer, uint64_t begin, uint
         } else if (op.result == 0) {
             status = fsti_error_set(error, FST_E_SHORT_READ, place, "the file ended meanwhile");
         } else {
+            tries = 0;
             begin += (uint64_t)op.result;
             buffer += op.result;
         }

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #include "fastsafetensors.h"
 #include "fault_calls.h"
 #include "fixture.h"
+#include "io/io.h"
 
 #define NTH_MAX 100000
 
@@ -503,4 +505,36 @@ TEST(a_small_tree_of_links_is_not_followed_for_ever)
     CHECK(strstr(error.message, "more than 65536 folders") != NULL);
     CHECK(strstr(error.message, path) != NULL);
     CHECK(has_old_text());
+}
+
+static int again_errno;
+static atomic_int again_count;
+
+/// A device that never has the bytes.
+static void answer_again(fsti_io_op *op) {
+    if (op->is_write) return;
+    op->result = -again_errno;
+    atomic_fetch_add(&again_count, 1);
+}
+
+TEST(a_device_that_answers_again_for_ever_is_an_error)
+{
+    static const int causes[] = {EAGAIN, EINTR};
+    if (target[0] == '\0' && !make_folder()) {
+        check_skip_reason = "no openssl command";
+        return;
+    }
+    for (size_t i = 0; i < 2 * KIND_COUNT; i++) {
+        const verify_kind *kind = &kinds[i / 2];
+        fst_error error = {.status = FST_OK};
+        unlink(target);
+        CHECK_INT(kind->make(NULL), FST_OK);
+        again_errno = causes[i % 2];
+        atomic_store(&again_count, 0);
+        fsti_io_fault_hook_set(answer_again);
+        fst_status status = kind->check(&error);
+        fsti_io_fault_hook_set(NULL);
+        CHECK(status != FST_OK);
+        CHECK(atomic_load(&again_count) <= 64 * 201);
+    }
 }
