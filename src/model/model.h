@@ -144,6 +144,11 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
                             fst_error *error);
 void fsti_model_paths_clear(model_paths *paths);
 
+/// FST_E_DIGEST when `verification` (or NULL) lists a file of a folder without an index, or an
+/// index, that is not among `paths`, the folder's: a set from which files were taken away is not
+/// the one that was listed.
+fst_status fsti_verification_check_set(const model_verification *verification,
+                                       const model_paths *paths, fst_error *error);
 /// FST_E_NOT_FOUND that names the missing ones, where files of a folder without an index are called
 /// "..-00001-of-00003.safetensors" and are not three.
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error);

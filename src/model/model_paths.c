@@ -118,11 +118,13 @@ bool fsti_model_list_same(const char *folder, const model_paths *before) {
     return same;
 }
 
-static fst_status open_without_index(const char *folder, model_paths *out, fst_error *error) {
+static fst_status open_without_index(const char *folder, const model_verification *verification,
+                                     model_paths *out, fst_error *error) {
     out->index_path = fsti_string_copy(folder, strlen(folder));
     if (out->index_path == NULL) return fsti_error_memory(error, strlen(folder));
     FST_TRY(list_folder(folder, ".safetensors", out, error));
-    return fsti_model_check_shards(out, folder, error);
+    FST_TRY(fsti_model_check_shards(out, folder, error));
+    return fsti_verification_check_set(verification, out, error);
 }
 
 static fst_status open_folder(const char *folder, uint64_t hash_key,
@@ -139,7 +141,7 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
     else if (status == FST_OK && indices.count == 1)
         status = open_index(indices.paths[0], hash_key, verification, out, error);
     else if (status == FST_OK)
-        status = open_without_index(folder, out, error);
+        status = open_without_index(folder, verification, out, error);
     fsti_model_paths_clear(&indices);
     if (status == FST_OK && !out->has_index && out->count == 0) {
         char hint[256];

@@ -292,13 +292,10 @@ static const char *name_inside(const model_verification *verification, const cha
     return strncmp(path, verification->folder, folder_size) == 0 ? path + folder_size : name;
 }
 
-/// The same for lists of whole files; a bundle's names are below its own folder, wherever in there
-/// the model is. `text` has room for two paths.
-static const char *name_listed(const model_verification *verification, const char *path,
-                               char *text) {
-    const char *name = fsti_whole_is_signed(verification->whole)
-                           ? signed_name(path, verification->path, text)
-                           : NULL;
+const char *fsti_verification_name(const model_verification *verification, const char *path,
+                                   char *text) {
+    bool is_signed = verification->whole != NULL && fsti_whole_is_signed(verification->whole);
+    const char *name = is_signed ? signed_name(path, verification->path, text) : NULL;
     return name != NULL ? name : name_inside(verification, path);
 }
 
@@ -307,7 +304,7 @@ fst_status fsti_verification_list(model_verification *verification, fsti_file *f
     char text[2 * PATH_MAX];
     const char *path = fsti_file_path(file);
     if (verification->whole == NULL) return fsti_verification_find(verification, path, out, error);
-    whole_file whole = {name_listed(verification, path, text), file};
+    whole_file whole = {fsti_verification_name(verification, path, text), file};
     return fsti_whole_scan(verification->whole, &whole, out, error);
 }
 
@@ -330,8 +327,8 @@ fst_status fsti_verification_check(const model_verification *verification, const
     place.file = path;
     if (verification->whole != NULL) {
         char text[2 * PATH_MAX];
-        if (fsti_whole_holds(verification->whole, name_listed(verification, path, text), bytes,
-                             (size_t)size_bytes))
+        if (fsti_whole_holds(verification->whole, fsti_verification_name(verification, path, text),
+                             bytes, (size_t)size_bytes))
             return FST_OK;
         return fsti_error_set(error, FST_E_DIGEST, place, "its bytes are not what %.200s says",
                               verification->path);

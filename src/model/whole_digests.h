@@ -23,6 +23,11 @@ void fsti_whole_close(whole_digests *whole);
 /// Whether it is a signed bundle, whose names are below its own folder.
 bool fsti_whole_is_signed(const whole_digests *whole);
 
+/// What lists of whole files call the file at `path`: its name in the model's folder; a bundle's
+/// names are below its own folder, wherever in there the model is. `text` has room for two paths.
+const char *fsti_verification_name(const model_verification *verification, const char *path,
+                                   char *text);
+
 /// A file under its name in the model's folder, or the bundle's.
 typedef struct whole_file {
     const char *name;

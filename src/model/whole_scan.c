@@ -117,6 +117,7 @@ static fst_status end_tensor(whole_pass *pass, fst_error *error) {
     if (known == NULL && fsti_header_is_filler(pass->header, tensor)) return FST_OK;
     fsti_error_place place = {.file = fsti_file_path(pass->file),
                               .tensor = name,
+                              .tensor_size = tensor->name_size,
                               .byte_offset = pass->header->data_begin + tensor->begin};
     return fsti_error_set(error, FST_E_DIGEST, place,
                           known == NULL ? "the digests inside have none of this tensor"

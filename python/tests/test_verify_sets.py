@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders from which something was taken away that what they are held against lists."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from fastsafetensors import (
+    SafetensorError,
+    SignedBy,
+    hash_file,
+    sign_folder,
+    write_manifest,
+    write_sums,
+)
+from fastsafetensors import torch as fast_torch
+from fastsafetensors._verify import Verify
+
+INDEX = "model.safetensors.index.json"
+
+
+def make_set(folder: pathlib.Path, *, index: bool) -> None:
+    """Two files whose names do not say how many they are."""
+    folder.mkdir(parents=True)
+    for name in ("base", "more"):
+        fast_torch.save_file({name: torch.ones(1000)}, folder / f"{name}.safetensors")
+    files = {name: f"{name}.safetensors" for name in ("base", "more")}
+    if index:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def make_keys(folder: pathlib.Path) -> SignedBy:
+    """A key, and a bundle of the folder by it."""
+    private, public = folder.parent / "key.pem", folder.parent / "pub.pem"
+    for words in (["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private],
+                  ["ec", "-in", private, "-pubout", "-out", public]):
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+    sign_folder(folder, private)
+    return SignedBy(public)
+
+
+def make_list(folder: pathlib.Path, source: str) -> Verify:
+    """What loads of the folder are held against."""
+    if source in ("manifest", "signed"):
+        write_manifest(folder, algorithm="sha256")
+    if source == "sums":
+        write_sums(folder)
+    if source == "sidecar":
+        hash_file(folder, "sha256", write=True)
+    if source not in ("signed", "bundle"):
+        return True
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command, which makes keys, is not installed")
+    return make_keys(folder)
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("source", ["manifest", "sums", "sidecar", "signed", "bundle"])
+def test_a_folder_from_which_a_file_was_taken(tmp_path, source, index) -> None:
+    """Files that are left are what they were, and the model is not."""
+    folder = tmp_path / "set"
+    make_set(folder, index=index)
+    verify = make_list(folder, source)
+    assert set(fast_torch.load_file(folder, verify=verify)) == {"base", "more"}
+    (folder / "more.safetensors").unlink()
+    if index:
+        (folder / INDEX).unlink()
+    with pytest.raises(SafetensorError, match=r"lists .*, which is not there") as caught:
+        fast_torch.load_file(folder, verify=verify)
+    assert caught.value.tag == "DigestMismatch"
+    # Who names one file wants that one.
+    if source != "sidecar":
+        one = fast_torch.load_file(folder / "base.safetensors", verify=verify)
+        assert set(one) == {"base"}
+
+
+def test_an_index_that_was_taken_away(tmp_path) -> None:
+    """All shards may be there: which tensors are the model's the index said."""
+    folder = tmp_path / "set"
+    make_set(folder, index=True)
+    write_manifest(folder)
+    (folder / INDEX).unlink()
+    with pytest.raises(SafetensorError, match=INDEX):
+        fast_torch.load_file(folder, verify=True)
+
+
+def test_a_bundle_of_the_folder_above(tmp_path) -> None:
+    """Names of a bundle are below its own folder: others' are not asked for."""
+    top = tmp_path / "top"
+    for name in ("set", "set.more"):
+        make_set(top / name, index=False)
+    key = make_list(top, "bundle")
+    assert isinstance(key, SignedBy)
+    verify = SignedBy(key.public_key, top / "model.sig")
+    assert set(fast_torch.load_file(top / "set", verify=verify)) == {"base", "more"}
+    (top / "set.more" / "more.safetensors").unlink()
+    assert set(fast_torch.load_file(top / "set", verify=verify)) == {"base", "more"}
+    (top / "set" / "more.safetensors").unlink()
+    with pytest.raises(SafetensorError, match="lists more.safetensors"):
+        fast_torch.load_file(top / "set", verify=verify)
