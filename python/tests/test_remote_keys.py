@@ -207,6 +207,59 @@ def test_the_machine(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "byte"),
+    [("AccessKeyId", "\n"), ("SecretAccessKey", "\x7f"), ("Token", "\r"), ("the-role", "\x01")],
+)
+def test_lines_in_what_is_lent(
+    store: ObjectStore, lender: Lender, monkeypatch: pytest.MonkeyPatch, name: str, byte: str
+) -> None:
+    """A line break would begin another line of every request's head."""
+    store.log.clear()
+    text = f"X{byte}Evil: 1"
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        if name == "the-role" and request.path.endswith("/"):
+            return Answer("200 OK", {}, f"ro{byte}le".encode())
+        answer = lender.machine(request, answer)
+        if request.method == "GET" and not request.path.endswith("/"):
+            answer.body = json.dumps({**json.loads(answer.body), name: text}).encode()
+        return answer
+
+    with web_server(pathlib.Path(), fault) as machine:
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)
+        remote.configure(endpoint=store.url)
+        with pytest.raises(PermissionError, match="no credentials|no role"):
+            Model(ADDRESS)
+    assert not store.log
+
+
+def test_lines_in_what_sts_lends(
+    store: ObjectStore,
+    lender: Lender,
+    home: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same, by numbers of XML."""
+    store.log.clear()
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        answer = lender.sts(request, answer)
+        answer.body = answer.body.replace(b"T/+=", b"T&#13;&#10;X-Evil: 1")
+        return answer
+
+    (home / "token").write_text("WEB TOKEN")
+    with web_server(pathlib.Path(), fault) as sts:
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(home / "token"))
+        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/r")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        remote.configure(endpoint=store.url)
+        with pytest.raises(PermissionError, match="STS answers no credentials"):
+            Model(ADDRESS)
+    assert not store.log
+
+
 def test_keys_that_end_in_the_middle(
     store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

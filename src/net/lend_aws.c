@@ -5,11 +5,20 @@
 
 #include "lease.h"
 #include "listing.h"
+#include "settings.h"
 #include "store.h"
 #include "token_text.h"
 
 #define ANSWER_BYTES 16384u
 #define FORM_BYTES 24576u
+
+/// They become lines of heads: a break in one of them would begin another line.
+static bool are_plain(const net_keys *keys) {
+    const char *const texts[] = {keys->access_key, keys->secret_key, keys->session_token};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!fsti_net_is_setting(texts[i])) return false;
+    return true;
+}
 
 // ---- STS ----
 
@@ -24,8 +33,9 @@ static fst_status read_sts(const char *text, net_keys *out, fst_error *error) {
                 read_xml(text, "SessionToken", out->session_token, sizeof out->session_token) &&
                 read_xml(text, "Expiration", date, sizeof date);
     out->expires_s = fsti_date_read(date);
-    return good && out->expires_s > 0 ? FST_OK
-                                      : fsti_lend_fail("STS answers no credentials", error);
+    return good && are_plain(out) && out->expires_s > 0
+               ? FST_OK
+               : fsti_lend_fail("STS answers no credentials", error);
 }
 
 /// The form of a role's credentials.
@@ -96,7 +106,7 @@ static fst_status read_json(const char *text, net_keys *out, fst_error *error) {
         fsti_json_find(text, size, "Token", out->session_token, sizeof out->session_token);
     if (fsti_json_find(text, size, "Expiration", date, sizeof date))
         out->expires_s = fsti_date_read(date);
-    return good && out->expires_s >= 0
+    return good && are_plain(out) && out->expires_s >= 0
                ? FST_OK
                : fsti_lend_fail("the machine or container answers no credentials", error);
 }
@@ -128,7 +138,7 @@ static fst_status ask_instance(const lease_source *source, char *answer, fst_err
     snprintf(url, sizeof url, "%s/latest/api/token", source->url);
     lend_call call = {.method = "PUT", .url = url, .body = "", .lines = first, .is_near = true};
     FST_TRY(fsti_lend_ask(&call, token, sizeof token, error));
-    if (token[0] == '\0' || strpbrk(token, "\r\n") != NULL)
+    if (token[0] == '\0' || !fsti_net_is_setting(token))
         return fsti_lend_fail("the machine gives no token for its metadata", error);
     snprintf(line, sizeof line, "X-aws-ec2-metadata-token: %s", token);
     call = (lend_call){.url = url, .lines = lines, .is_near = true};
@@ -136,7 +146,7 @@ static fst_status ask_instance(const lease_source *source, char *answer, fst_err
     snprintf(url, sizeof url, "%s/%s", source->url, roles);
     FST_TRY(fsti_lend_ask(&call, role, sizeof role, error));
     role[strcspn(role, "\r\n")] = '\0';
-    if (role[0] == '\0' || strpbrk(role, "/?# ") != NULL)
+    if (role[0] == '\0' || strpbrk(role, "/?# ") != NULL || !fsti_net_is_setting(role))
         return fsti_lend_fail("the machine has no role", error);
     snprintf(url, sizeof url, "%s/%s%s", source->url, roles, role);
     return fsti_lend_ask(&call, answer, ANSWER_BYTES, error);

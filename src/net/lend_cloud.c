@@ -7,26 +7,35 @@
 
 #include "lease.h"
 #include "rsa_library.h"
+#include "settings.h"
 #include "token_text.h"
 
 #define TEXT_BYTES 16384u
 #define FORM_BYTES 24576u
+/// A lender that says more is not believed.
+#define LENT_S_MAX ((int64_t)1 << 31)
 #define GOOGLE_TOKENS "https://oauth2.googleapis.com/token"
 #define GOOGLE_SCOPE "https://www.googleapis.com/auth/devstorage.read_write"
 
 static const char *const form_lines[] = {"Content-Type: application/x-www-form-urlencoded", NULL};
+
+/// At least 1: 0 would be "not told".
+static int64_t read_seconds(const char *number, int64_t most) {
+    int64_t seconds = strtol(number, NULL, 10);
+    return seconds < 1 ? 1 : seconds > most ? most : seconds;
+}
 
 fst_status fsti_lend_read_token(const char *text, net_keys *out, fst_error *error) {
     char number[32] = "";
     size_t size = strlen(text);
     bool good =
         fsti_json_find(text, size, "access_token", out->bearer_token, sizeof out->bearer_token) &&
-        strpbrk(out->bearer_token, "\r\n") == NULL && out->bearer_token[0] != '\0';
+        fsti_net_is_setting(out->bearer_token) && out->bearer_token[0] != '\0';
     if (!good) return fsti_lend_fail("the answer has no access_token", error);
     if (fsti_json_find(text, size, "expires_in", number, sizeof number))
-        out->expires_s = (int64_t)time(NULL) + strtol(number, NULL, 10);
+        out->expires_s = (int64_t)time(NULL) + read_seconds(number, LENT_S_MAX);
     else if (fsti_json_find(text, size, "expires_on", number, sizeof number))
-        out->expires_s = strtol(number, NULL, 10);
+        out->expires_s = read_seconds(number, INT64_MAX);
     return FST_OK;
 }
 

@@ -28,6 +28,8 @@ bool fsti_net_usable(char *reason, size_t reason_size);
 /// is no listing.
 typedef fst_status (*fsti_key_visitor)(void *context, const char *name, fst_error *error);
 fst_status fsti_net_list(const char *url, fsti_key_visitor visit, void *context, fst_error *error);
+/// Whether nothing that is there may be replaced.
+bool fsti_net_must_be_new(void);
 
 /// What requests have cost.
 typedef struct fsti_net_counts {

@@ -27,12 +27,16 @@ const char *fsti_net_environment(const char *name) {
     return value == NULL || value[0] == '\0' ? NULL : value;
 }
 
+bool fsti_net_is_setting(const char *text) {
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7f) return false;
+    return true;
+}
+
 bool fsti_net_setting(char *field, size_t size, const char *text) {
     size_t length = strlen(text);
     field[0] = '\0';
-    for (size_t i = 0; i < length; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) return false;
-    if (length >= size) return false;
+    if (!fsti_net_is_setting(text) || length >= size) return false;
     memcpy(field, text, length + 1);
     return true;
 }

@@ -18,10 +18,9 @@ net_limits fsti_net_limits(void);
 void fsti_net_find_ca_file(void);
 /// That file, as it was found last; false: the library's own.
 bool fsti_net_ca_file(char *path, size_t size);
-/// Whether nothing that is there may be replaced.
-bool fsti_net_must_be_new(void);
-/// Copies a setting; false where it is too long, or has a control byte: a line break would begin
-/// another header.
+/// Whether a text has no control byte: a line break would begin another header.
+bool fsti_net_is_setting(const char *text);
+/// Copies a setting; false where it is none, or too long.
 bool fsti_net_setting(char *field, size_t size, const char *text);
 
 #endif

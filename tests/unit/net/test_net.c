@@ -2,13 +2,41 @@
 /// The pure parts of the net room: addresses, answers, waits, windows, signatures, listings.
 #include "check.h"
 
+#include <time.h>
+
 #include "net/answer.h"
+#include "net/lease.h"
 #include "net/listing.h"
 #include "net/net.h"
 #include "net/retry.h"
 #include "net/sha256.h"
 #include "net/sigv4.h"
 #include "net/url.h"
+
+static int64_t told_s(const char *text) {
+    static net_keys keys;
+    memset(&keys, 0, sizeof keys);
+    return fsti_lend_read_token(text, &keys, NULL) == FST_OK ? keys.expires_s : -1;
+}
+
+TEST(times_that_lenders_tell)
+{
+    static net_keys keys;
+    int64_t now_s = (int64_t)time(NULL), most_s = (int64_t)1 << 31;
+    CHECK_INT(told_s("{\"access_token\": \"x\"}"), 0);
+    int64_t hour_s = told_s("{\"access_token\": \"x\", \"expires_in\": 3600}") - now_s;
+    CHECK(hour_s >= 3600 && hour_s < 3660);
+    int64_t far_s = told_s("{\"access_token\":\"x\",\"expires_in\":9223372036854775807}") - now_s;
+    CHECK(far_s >= most_s && far_s < most_s + 60);
+    CHECK(told_s("{\"access_token\":\"x\",\"expires_in\":-9223372036854775808}") > now_s);
+    CHECK_INT(told_s("{\"access_token\":\"x\",\"expires_on\":-9223372036854775808}"), 1);
+    CHECK_INT(told_s("{\"access_token\":\"x\",\"expires_on\":\"1700000000\"}"), 1700000000);
+    static const char *const none[] = {"", "{}", "{\"access_token\": \"\"}",
+                                       "{\"access_token\": \"a\\nb\"}",
+                                       "{\"access_token\": \"a\\u0001b\"}"};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        CHECK_INT(fsti_lend_read_token(none[i], &keys, NULL), FST_E_PERMISSION);
+}
 
 TEST(addresses_are_taken_apart)
 {
