@@ -19,7 +19,7 @@ from typing import Any
 from ._agreement import Agreement
 from ._core import Writer
 from ._publish import SetPlace, publish_together
-from ._saving import manifest_options
+from ._saving import manifest_options, refuse_address
 from ._torch_state import check_tensors, make_rows
 from ._types import Path
 from .v05.frameworks import get_framework_op
@@ -69,7 +69,9 @@ def save_on_ranks(
     Raises:
         ValueError: a name on two ranks.
         RankError: what happened on another rank.
+        NotImplementedError: an address (s3://..): several ranks can't write one set there.
     """
+    refuse_address(folder)
     pg = get_framework_op("pytorch").get_process_group(group, timeout)
     agreement = Agreement(pg)
     place, rank, ranks = pathlib.Path(folder), pg.rank(), pg.size()

@@ -59,6 +59,15 @@ def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **op
         raise serialization_error(error) from error
 
 
+def refuse_address(path: Path) -> None:
+    """Raise NotImplementedError for an address: as a path it would be a folder of that name."""
+    if os.fsdecode(path).lower().startswith(("s3:/", "gs:/", "az:/", "hf:/", "http:/", "https:/")):
+        raise NotImplementedError(
+            "ranks share the files of a set, which addresses don't have: save to a folder that all "
+            "ranks see, and copy it there"
+        )
+
+
 def compress_word(compress: bool | str) -> str:
     """What the library calls it: "none", "float" (True) or "all"."""
     if isinstance(compress, str):

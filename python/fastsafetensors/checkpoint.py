@@ -45,7 +45,7 @@ from torch.futures import Future
 
 from ._core import Model, Writer, assign_shards
 from ._load import OpenLoad
-from ._saving import manifest_options, parse_size
+from ._saving import manifest_options, parse_size, refuse_address
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
@@ -222,6 +222,7 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
             manifest: as in fastsafetensors.torch.save_file; the coordinator reads the files for it.
         """
         super().__init__()
+        refuse_address(path)
         self._path = pathlib.Path(path)
         self._limit = parse_size(max_shard_size)
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
@@ -232,6 +233,7 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save, perhaps to another path."""
         if checkpoint_id is not None:
+            refuse_address(checkpoint_id)
             self._path = pathlib.Path(checkpoint_id)
         self._drop()
 

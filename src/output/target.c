@@ -85,7 +85,10 @@ static fst_status look_at(fsti_target *target, fst_error *error) {
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error) {
     memset(out, 0, sizeof *out);
     if (fsti_path_is_address(path))
-        return fsti_address_refuse(path, "nothing is written to addresses, or looked for there",
+        return fsti_address_refuse(path,
+                                   strstr(path, "://") == NULL
+                                       ? "an address is given as a text, not as a path object"
+                                       : "nothing is written to addresses, or looked for there",
                                    error);
     out->path = fsti_string_copy(path, strlen(path));
     if (out->path == NULL) return fsti_error_memory(error, strlen(path));
