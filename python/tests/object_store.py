@@ -66,6 +66,7 @@ class ObjectStore(WebServer):
         self.keys = keys
         self.refuse: Callable[[Request], Answer | None] = lambda request: None
         self.objects: dict[str, tuple[bytes, str]] = {}
+        self.dates: dict[str, str] = {}  # of objects that were not saved at DATE
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
         self.blocks: dict[str, dict[str, bytes]] = {}
         self.numbers = itertools.count(1)
@@ -116,7 +117,8 @@ class ObjectStore(WebServer):
             found = self.objects.get(path)
             if found is None:
                 return Answer("404 Not Found", {})
-            return Answer("200 OK", {"ETag": found[1], "Content-Length": str(len(found[0]))})
+            head = {"ETag": found[1], "Last-Modified": self.dates.get(path, DATE)}
+            return Answer("200 OK", {**head, "Content-Length": str(len(found[0]))})
         return super().answer(request)
 
     def put(self, path: str, data: bytes, request: Request, etag: str | None = None) -> Answer:
@@ -124,6 +126,7 @@ class ObjectStore(WebServer):
         if request.headers.get("if-none-match") == "*" and path in self.objects:
             return failure("412 Precondition Failed", "PreconditionFailed")
         self.objects[path] = (data, etag or mark(data))
+        self.dates.pop(path, None)
         return Answer("200 OK", {"ETag": self.objects[path][1]})
 
     def take_part(self, path: str, query: dict[str, str], request: Request) -> Answer:

@@ -172,6 +172,42 @@ def test_a_joining_whose_answer_is_lost() -> None:
         assert same(fst_numpy.load_file(ADDRESS), tensors)
 
 
+def test_a_joining_that_fails_is_not_taken_for_done() -> None:
+    """The upload is gone, and what is there is an older object, as large as this one."""
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        fst_numpy.save_file(make(20), ADDRESS)
+        old = server.objects[PLACE]
+        server.dates[PLACE] = "Sun, 22 Nov 2026 09:00:00 GMT"
+        tries = []
+
+        def refuse(request: Request) -> Answer | None:
+            if request.method != "POST" or "uploadId" not in request.query:
+                return None
+            tries.append(request)
+            server.uploads.clear()
+            is_first = len(tries) == 1
+            return failure("500 Internal Server Error", "InternalError") if is_first else None
+
+        server.refuse = refuse
+        with pytest.raises(OSError, match="NoSuchUpload.*whether the object is there is not known"):
+            fst_numpy.save_file(make(20, 1), ADDRESS)
+        assert len(tries) == 2 and server.objects[PLACE] == old
+
+
+def test_the_joining_of_other_stores() -> None:
+    """Some call their answer another name."""
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        answer.body = answer.body.replace(b"UploadResult>", b"UploadResponse>")
+        return answer
+
+    with object_store(fault, {KEY: SECRET}) as server:
+        ask(server)
+        fst_numpy.save_file(make(20), ADDRESS)
+        assert same(fst_numpy.load_file(ADDRESS), make(20))
+
+
 def save_set(mib: int, files: int, path: str, seed: int = 0) -> Tensors:
     """Save a set."""
     generator = numpy.random.default_rng(seed)
@@ -231,6 +267,28 @@ def test_a_set_that_fails_at_the_end() -> None:
             assert not server.objects and not server.uploads
 
 
+@pytest.mark.parametrize("name", ["00002-of", "index"])
+def test_a_set_that_is_replaced_in_part(name: str) -> None:
+    """What is left is never a set of both: nothing leads there, or all files are new."""
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        save_set(1, 3, "s3://bucket/m")
+
+        def refuse(request: Request) -> Answer | None:
+            is_it = name in request.path and request.method == "PUT"
+            return failure("403 Forbidden", "No") if is_it else None
+
+        server.refuse = refuse
+        words = "all new files are there" if name == "index" else "the set that was there is gone"
+        with pytest.raises(PermissionError, match=words):
+            save_set(1, 3, "s3://bucket/m", 1)
+        left = [f"/bucket/m/model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+        assert sorted(server.objects) == (left if name == "index" else left[1:])
+        server.refuse = lambda request: None
+        again = save_set(1, 3, "s3://bucket/m", 2)
+        assert same(fst_numpy.load_file("s3://bucket/m/"), again)
+
+
 def test_bytes_in_any_order() -> None:
     """A few places at a time are fine; so many that they would take all memory are an error."""
     size = 100 * MIB
@@ -264,9 +322,32 @@ def test_what_needs_files_says_so(tmp_path: pathlib.Path) -> None:
             fst_numpy.save_file(tensors, server.url + "x.safetensors?sig=SECRET")
         with pytest.raises(Exception, match="take no files here"):
             fst_numpy.save_file(tensors, "hf://me/model/x.safetensors")
+        with pytest.raises(Exception, match="as a text, not as a path object"):
+            fst_numpy.save_file(tensors, pathlib.Path(ADDRESS))
         with pytest.raises(Exception, match="needs a name"):
             fst_numpy.save_file(tensors, "s3://bucket/")
         assert server.log == []
+
+
+@pytest.mark.parametrize("kind", [str, pathlib.Path])
+def test_ranks_say_so(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[pathlib.Path]
+) -> None:
+    """What ranks share is files: no folder of an address's name is made instead."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors.checkpoint import FastSafetensorsWriter
+    from fastsafetensors.distributed import save_on_ranks
+
+    monkeypatch.chdir(tmp_path)
+    for address in ("s3://bucket/m", "GS://bucket/m", "https://host/m"):
+        with pytest.raises(NotImplementedError, match="save to a folder"):
+            save_on_ranks({"a": torch.ones(3)}, kind(address))
+        with pytest.raises(NotImplementedError, match="save to a folder"):
+            FastSafetensorsWriter(kind(address))
+        writer = FastSafetensorsWriter(tmp_path)
+        with pytest.raises(NotImplementedError, match="save to a folder"):
+            writer.reset(kind(address))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_where_there_is_nothing() -> None:
@@ -279,6 +360,63 @@ def test_only_where_there_is_nothing() -> None:
             with pytest.raises(FileExistsError, match="already"):
                 fst_numpy.save_file(make(mib, 1), ADDRESS)
         assert server.objects[PLACE] == old and not server.uploads
+
+
+@pytest.mark.parametrize(("before", "files"), [(2, 1), (1, 3), (3, 3), (2, 3), (1, 1)])
+def test_a_set_only_where_there_is_none(before: int, files: int) -> None:
+    """no_overwrite: also sets of other numbers of files stay; nothing is sent."""
+    with object_store(keys={KEY: SECRET}) as server:
+        ask(server)
+        save_set(1, before, "s3://bucket/m")
+        old = dict(server.objects)
+        ask(server, no_overwrite=True)
+        with pytest.raises(FileExistsError, match="there is a model already"):
+            save_set(1, files, "s3://bucket/m", 1)
+        assert server.objects == old and server.log[-1].method == "GET"
+        save_set(1, files, "s3://bucket/other", 1)
+
+
+def test_only_where_there_is_nothing_and_answers_are_lost() -> None:
+    """What the first try has put there is no object of somebody else's."""
+    lost: list[Request] = []
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        if request.method == "PUT" and not lost:
+            lost.append(request)
+            answer.raw_head, answer.send_bytes, answer.end = b"", 0, "reset"
+        return answer
+
+    with object_store(fault, {KEY: SECRET}) as server:
+        ask(server, no_overwrite=True)
+        lost.append(Request("PUT", "", "", {}))
+        fst_numpy.save_file(make(1), "s3://bucket/before.safetensors")  # a connection is kept
+        lost.clear()
+        fst_numpy.save_file(make(1), ADDRESS)
+        assert lost and same(fst_numpy.load_file(ADDRESS), make(1))
+        for seed in (0, 1):
+            with pytest.raises(FileExistsError):
+                fst_numpy.save_file(make(1, seed), ADDRESS)
+        lost.clear()
+        with pytest.raises(FileExistsError):
+            fst_numpy.save_file(make(1, 1), ADDRESS)
+        assert lost and same(fst_numpy.load_file(ADDRESS), make(1))
+
+
+def test_two_saves_of_a_blob() -> None:
+    """Blocks of a blob are in one place, whoever sends them: none gets into the other's."""
+    with object_store() as server:
+        remote.configure(endpoint=server.url, account="acct", sas_token="sv=1&sig=x")
+        one, other = (open_writer(20 * MIB, "az://box/m.safetensors") for _ in range(2))
+        put(one, 0, b"\1" * (20 * MIB))
+        one.finish()
+        put(other, 0, b"\2" * (20 * MIB))
+        other.finish()
+        one.commit()
+        assert set(fst_numpy.load_file("az://box/m.safetensors")["x"]) == {1}
+        with pytest.raises(OSError, match="InvalidBlockList"):
+            other.commit()
+        one.close()
+        other.close()
 
 
 def test_google_and_azure() -> None:

@@ -230,7 +230,8 @@ static void set_options(const curl_library *curl, net_attempt *attempt, const ch
     curl->curl_easy_setopt(easy, CURL_WRITE_CALL, take_body);
     curl->curl_easy_setopt(easy, CURL_WRITE_CONTEXT, (void *)attempt);
     // One that is late may be so because of its connection.
-    if (attempt->is_hedge) curl->curl_easy_setopt(easy, CURL_FRESH_CONNECTION, 1L);
+    if (attempt->is_hedge || attempt->request->is_fresh)
+        curl->curl_easy_setopt(easy, CURL_FRESH_CONNECTION, 1L);
 }
 
 /// The address that is asked now.

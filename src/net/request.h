@@ -42,16 +42,17 @@ enum { ATTEMPT_COUNT = 2 };
 
 /// What is asked for. All but the last part is set by who asks and stays his.
 struct net_request {
-    const char *method;            ///< NULL: GET
-    const char *body;              ///< what is sent; NULL: nothing
-    size_t body_bytes;             ///< of it
-    const char *body_hash;         ///< SHA-256 in hexadecimal digits that is signed; NULL: unsigned
-    const char *const *lines;      ///< more of the head, ended by NULL; or NULL
-    bool is_near;                  ///< at the machine itself: no proxy, one try of a second
-    bool stays;                    ///< redirects are wrong
-    uint32_t patience_ms;          ///< its host may be silent for so long; 0: as all of them
-    const char *url;               ///< as it was given
-    const char *name;              ///< as it may be told
+    const char *method;       ///< NULL: GET
+    const char *body;         ///< what is sent; NULL: nothing
+    size_t body_bytes;        ///< of it
+    const char *body_hash;    ///< SHA-256 in hexadecimal digits that is signed; NULL: unsigned
+    const char *const *lines; ///< more of the head, ended by NULL; or NULL
+    bool is_near;             ///< at the machine itself: no proxy, one try of a second
+    bool stays;               ///< redirects are wrong
+    bool is_fresh;        ///< not on a connection that was kept: there libcurl sends again unasked
+    uint32_t patience_ms; ///< its host may be silent for so long; 0: as all of them
+    const char *url;      ///< as it was given
+    const char *name;     ///< as it may be told
     const struct net_store *store; ///< who asks, where there is no object; or NULL
     fsti_object *object;     ///< whose version is demanded, and which knows redirects; or NULL
     bool is_range, is_first; ///< of an object; with its size not known yet

@@ -3,6 +3,7 @@
 /// the end. An object of one part is sent at the end, by one request.
 #include "upload.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -211,6 +212,7 @@ static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whol
         .body_hash = fsti_upload_hash(slot->url, slot->memory, size, slot->hash),
         .lines = fsti_upload_lines(&upload->place, is_whole ? UPLOAD_WHOLE : UPLOAD_PART),
         .text_bytes_max = ANSWER_BYTES_MAX,
+        .is_fresh = is_whole && upload->place.must_be_new,
         .stop = &upload->stop,
         .done = finish_part,
         .context = slot};
@@ -346,7 +348,15 @@ static fst_status send_whole(fsti_upload *upload, fst_error *error) {
     if (status == FST_OK) slot->state = SLOT_SENDING;
     pthread_mutex_unlock(&upload->lock);
     if (status == FST_OK) status = send_part(upload, slot, true, error);
-    return status == FST_OK ? fsti_upload_drain(upload, error) : status;
+    if (status != FST_OK) return status;
+    fst_error cause = {0};
+    status = fsti_upload_drain(upload, &cause);
+    // What is there already may be this one, by a try whose answer was lost.
+    bool may_be_it = cause.os_errno == EEXIST && upload->counts.requests > 1;
+    if (may_be_it && fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes))
+        return FST_OK;
+    if (status != FST_OK && error != NULL) *error = cause;
+    return status;
 }
 
 fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {

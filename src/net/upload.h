@@ -7,7 +7,8 @@
 #include "request.h"
 #include "store.h"
 
-#define UPLOAD_ID_BYTES 1025u
+/// With its escapes.
+#define UPLOAD_ID_BYTES 3073u
 /// A part's mark: its ETag; Azure has none.
 typedef char upload_mark[ANSWER_TEXT_BYTES];
 
@@ -19,6 +20,8 @@ typedef struct upload_place {
     uint64_t size_bytes;
     uint32_t part_count;
     char id[UPLOAD_ID_BYTES]; ///< escaped; "" where there is none
+    uint64_t number;          ///< by chance, of this upload
+    int64_t begun_s;          ///< by the store's clock; -1: it has not said
     upload_mark *marks;       ///< of the parts
     bool must_be_new;
     const atomic_bool *stop;
@@ -34,6 +37,8 @@ char *fsti_upload_part_url(const upload_place *place, uint32_t part);
 bool fsti_upload_keep_mark(upload_place *place, uint32_t part, const char *etag);
 /// Makes the parts one object. *unknown: it failed, and the object may be there.
 fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error);
+/// Whether the object that is there has these bytes.
+bool fsti_upload_is_same(upload_place *place, const char *bytes, size_t size);
 /// Removes the parts of an object that will not be. What fails is only logged.
 void fsti_upload_abort(upload_place *place);
 /// Lines for the head of a request.

@@ -95,11 +95,14 @@ static fst_status fail(const upload_place *place, const char *what, fst_error *e
 fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
                              fst_error *error) {
     char id[UPLOAD_ID_BYTES / 3];
+    place->number = fsti_net_random();
+    place->begun_s = -1;
     if (is_azure(place->store)) return FST_OK; // blocks have names of their own
     net_request request = {0};
     const small_call call = {.method = "POST", .query = "uploads", .body = ""};
     fst_status status = ask(place, &call, &request, error);
     snprintf(region, region_size, "%s", request.answer.region);
+    place->begun_s = fsti_answer_date(request.answer.date);
     if (status != FST_OK) return status;
     bool good = request.text != NULL &&
                 fsti_xml_find(request.text, request.text_bytes, "UploadId", id, sizeof id) &&
@@ -111,17 +114,20 @@ fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_si
 
 // ---- parts ----
 
-/// A block's name, of the same size for all of them: BASE64 of twelve bytes.
-static void name_block(uint32_t part, char out[BLOCK_ID_BYTES]) {
-    // Digits of BASE64 that stand for bytes that stand for nothing but a number.
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    for (int i = (int)BLOCK_ID_BYTES - 2; i >= 0; i--, part /= 32) out[i] = digits[part % 32];
+/// A block's name, of the same size for all of them: BASE64 of twelve bytes. All who save to a blob
+/// put their blocks in one place: half of the name is this upload's own.
+static void name_block(const upload_place *place, uint32_t part, char out[BLOCK_ID_BYTES]) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef";
+    uint64_t own = place->number;
+    for (size_t i = 0; i < BLOCK_ID_BYTES / 2; i++, own /= 32) out[i] = digits[own % 32];
+    for (size_t i = BLOCK_ID_BYTES - 2; i >= BLOCK_ID_BYTES / 2; i--, part /= 32)
+        out[i] = digits[part % 32];
     out[BLOCK_ID_BYTES - 1] = '\0';
 }
 
 char *fsti_upload_part_url(const upload_place *place, uint32_t part) {
     char query[UPLOAD_ID_BYTES + 64], block[BLOCK_ID_BYTES];
-    name_block(part, block);
+    name_block(place, part, block);
     if (is_azure(place->store))
         snprintf(query, sizeof query, "comp=block&blockid=%s", block);
     else // names in order, as signatures want them
@@ -149,7 +155,7 @@ static char *write_list(const upload_place *place) {
                             azure ? "<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>"
                                   : "<CompleteMultipartUpload>");
     for (uint32_t i = 0; i < place->part_count; i++) {
-        name_block(i, block);
+        name_block(place, i, block);
         int added = azure ? snprintf(text + used, size - used, "<Latest>%s</Latest>", block)
                           : snprintf(text + used, size - used,
                                      "<Part><PartNumber>%" PRIu32 "</PartNumber><ETag>%s</ETag>"
@@ -168,10 +174,10 @@ static fst_status read_result(const upload_place *place, const net_request *requ
     if (is_azure(place->store)) return FST_OK;
     size_t size = request->text == NULL ? 0 : request->text_bytes;
     const char *body = size == 0 ? "" : request->text;
-    if (memmem(body, size, "<CompleteMultipartUploadResult", 30) != NULL &&
-        memmem(body, size, "</CompleteMultipartUploadResult>", 32) != NULL)
-        return FST_OK;
-    if (memmem(body, size, "<Error", 6) == NULL)
+    bool is_error = memmem(body, size, "<Error", 6) != NULL;
+    // ...Result>; of some stores ...Response>
+    if (!is_error && memmem(body, size, "</CompleteMultipartUploadRes", 28) != NULL) return FST_OK;
+    if (!is_error)
         return fail(place,
                     "the store's answer (status 200) does not say whether it has joined "
                     "the parts",
@@ -185,8 +191,8 @@ static fst_status read_result(const upload_place *place, const net_request *requ
     return fail(place, text, error);
 }
 
-/// Whether the object that is there now is as large as this one: a joining whose answer was lost
-/// leaves no upload to be joined again.
+/// Whether the object that is there now is this one: a joining whose answer was lost leaves no
+/// upload to be joined again. One that was there before may be as large, and is older.
 static bool is_there(upload_place *place) {
     net_request request = {.url = place->url,
                            .name = place->name,
@@ -196,7 +202,20 @@ static bool is_there(upload_place *place) {
     fsti_request_run(&request);
     fsti_net_count(&place->counts, &request.counts);
     fsti_free(request.text);
-    return request.status == FST_OK && request.answer.length_bytes == place->size_bytes;
+    int64_t made_s = fsti_answer_date(request.answer.modified);
+    return request.status == FST_OK && request.answer.length_bytes == place->size_bytes &&
+           place->begun_s >= 0 && made_s >= place->begun_s;
+}
+
+bool fsti_upload_is_same(upload_place *place, const char *bytes, size_t size) {
+    net_request request = {
+        .url = place->url, .name = place->name, .store = place->store, .text_bytes_max = size};
+    fsti_request_run(&request);
+    fsti_net_count(&place->counts, &request.counts);
+    bool is_same = request.status == FST_OK && request.text != NULL && request.text_bytes == size &&
+                   memcmp(request.text, bytes, size) == 0;
+    fsti_free(request.text);
+    return is_same;
 }
 
 fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error) {
@@ -215,10 +234,10 @@ fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error
     if (status == FST_OK) {
         status = read_result(place, &request, error);
         fsti_free(request.text);
-    } else if (status == FST_E_NOT_FOUND && request.counts.requests > 1 && is_there(place)) {
+    } else if (status == FST_E_NOT_FOUND && is_there(place)) {
         status = FST_OK;
     } else {
-        *unknown = status == FST_E_IO || status == FST_E_CANCELLED;
+        *unknown = status != FST_E_PERMISSION && status != FST_E_NO_MEMORY;
     }
     fsti_free(list);
     return status;

@@ -235,7 +235,9 @@ static fst_status run(fst_writer *writer, fst_error *error) {
     if (atomic_load(&writer->is_cancelled))
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
     FST_TRY(fsti_writer_check_origin(writer, error));
-    FST_TRY(fsti_journal_run(&writer->journal, error));
+    fst_status status = fsti_journal_run(&writer->journal, error);
+    if (status != FST_OK && writer->is_remote) fsti_writer_part_objects(writer, error);
+    FST_TRY(status);
     if (writer->journal.is_complete && !writer->is_remote) fsti_writer_sweep(writer);
     return FST_OK;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Saves to addresses. A store has no hidden names and no renaming: files are sent as they come,
 /// seen when each is whole, and an index is sent when all of them are.
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "net/net.h"
@@ -26,6 +28,7 @@ fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_opt
 typedef struct key_search {
     fst_writer *writer;
     bool is_planning; ///< else targets are being found
+    bool must_be_new;
 } key_search;
 
 /// The number of the file with that name; file_count: none of them.
@@ -42,16 +45,28 @@ static bool is_stale(const fst_writer *writer, const char *name) {
            (writer->file_count > 1 && fsti_save_is_single(name, size, writer->stem));
 }
 
+static fst_status refuse_key(const fst_writer *writer, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = writer->folder;
+    (void)!fsti_error_set(error, FST_E_IO, place, "there is a model already (no_overwrite)");
+    if (error != NULL) error->os_errno = EEXIST;
+    return FST_E_IO;
+}
+
 static fst_status look_at_key(void *context, const char *name, fst_error *error) {
     const key_search *search = context;
     fst_writer *writer = search->writer;
     uint32_t file = find_file(writer, name);
+    bool is_index = fsti_save_is_index(name, strlen(name), writer->stem);
+    if (search->must_be_new) {
+        bool is_own = file < writer->file_count || is_index || is_stale(writer, name);
+        return is_own && !search->is_planning ? refuse_key(writer, error) : FST_OK;
+    }
     if (file < writer->file_count) {
         writer->files[file].target.had_object = true;
         return FST_OK;
     }
-    if (fsti_save_is_index(name, strlen(name), writer->stem))
-        writer->index_target.had_object = true;
+    if (is_index) writer->index_target.had_object = true;
     if (!search->is_planning || !is_stale(writer, name)) return FST_OK;
     char *path = fsti_url_beside(writer->published[0], name);
     if (path == NULL) return fsti_error_memory(error, strlen(name));
@@ -62,7 +77,7 @@ static fst_status look_at_key(void *context, const char *name, fst_error *error)
 
 /// Who may write and not list saves as well: then nothing of an earlier set is removed.
 static fst_status look_at_keys(fst_writer *writer, bool is_planning, fst_error *error) {
-    key_search search = {writer, is_planning};
+    key_search search = {writer, is_planning, fsti_net_must_be_new()};
     fst_error cause = {0};
     char *folder = fsti_url_beside(writer->published[0], "");
     if (folder == NULL) return fsti_error_memory(error, strlen(writer->published[0]));
@@ -100,4 +115,29 @@ fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error) {
     if (writer->file_count == 1 && writer->index_target.had_object)
         FST_TRY(fsti_journal_add_path(journal, STEP_REMOVE, writer->index_target.path, error));
     return look_at_keys(writer, true, error);
+}
+
+void fsti_writer_part_objects(fst_writer *writer, fst_error *error) {
+    uint32_t placed_count = 0, replaced_count = 0;
+    for (uint32_t f = 0; f < writer->file_count; f++) {
+        const save_file *file = &writer->files[f];
+        bool is_placed = file->output != NULL && fsti_output_is_placed(file->output) == 1;
+        placed_count += is_placed;
+        replaced_count += is_placed && file->target.had_object;
+    }
+    if (writer->folder == NULL || replaced_count == 0) return;
+    // Undone were those that replaced nothing.
+    bool is_whole = placed_count == writer->file_count && replaced_count == placed_count;
+    bool is_good = true;
+    if (writer->index_target.had_object)
+        is_good = fsti_net_remove(writer->index_target.path, NULL) == FST_OK;
+    for (uint32_t f = 0; f < writer->file_count && !is_whole; f++)
+        if (fsti_output_is_placed(writer->files[f].output) == 1)
+            is_good = fsti_net_remove(writer->published[f], NULL) == FST_OK && is_good;
+    if (error == NULL) return;
+    size_t used = strlen(error->message);
+    snprintf(error->message + used, sizeof error->message - used,
+             !is_good   ? "; what is there now is of two models"
+             : is_whole ? "; all new files are there, without an index"
+                        : "; the set that was there is gone");
 }

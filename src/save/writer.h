@@ -158,6 +158,9 @@ fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_opt
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error);
 /// The steps that put objects in place.
 fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error);
+/// Behind steps that failed: where files of another set were replaced, its index goes, so that none
+/// leads to files of both, and unless all of the new ones are there, they go as well.
+void fsti_writer_part_objects(fst_writer *writer, fst_error *error);
 
 /// Removes what killed saves of the writer's targets have left behind.
 void fsti_writer_sweep(fst_writer *writer);
