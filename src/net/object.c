@@ -166,8 +166,28 @@ const char *fsti_object_first(const fsti_object *object, size_t *size) {
     return object->first;
 }
 
+/// What kinds of signature a query has.
+typedef struct signature_kinds {
+    bool is_plain; ///< of AWS, Google, CloudFront
+    bool is_sas;   ///< of Azure
+} signature_kinds;
+
+static signature_kinds find_signatures(const char *query) {
+    static const char *const names[] = {"signature", "x-amz-signature", "x-goog-signature"};
+    signature_kinds kinds = {false, false};
+    for (const char *field = query; field != NULL && *field != '\0';
+         field += 1 + strcspn(field + 1, "&")) {
+        size_t size = strcspn(field + 1, "=&");
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            if (size == strlen(names[i]) && strncasecmp(field + 1, names[i], size) == 0)
+                kinds.is_plain = true;
+        if (size == 3 && strncasecmp(field + 1, "sig", 3) == 0) kinds.is_sas = true;
+    }
+    return kinds;
+}
+
 /// Whether a query's field is there to sign the request, or for as long as that lasts.
-static bool is_signing(const char *field, size_t size, bool has_sas) {
+static bool is_signing(const char *field, size_t size, signature_kinds kinds) {
     static const char *const begins[] = {"x-amz-", "x-goog-"};
     static const char *const names[] = {"awsaccesskeyid",
                                         "googleaccessid",
@@ -189,12 +209,14 @@ static bool is_signing(const char *field, size_t size, bool has_sas) {
                                         "ske",
                                         "sks",
                                         "skv"};
-    enum { PLAIN_COUNT = 6 }; // the others only together with `sig`
+    enum { PLAIN_COUNT = 6 }; // the others are of a SAS
     size_t name_size = fsti_min(size, strcspn(field, "=&"));
-    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+    for (size_t i = 0; kinds.is_plain && i < sizeof begins / sizeof *begins; i++)
         if (name_size >= strlen(begins[i]) && strncasecmp(field, begins[i], strlen(begins[i])) == 0)
             return true;
-    for (size_t i = 0; i < (has_sas ? sizeof names / sizeof *names : PLAIN_COUNT); i++)
+    size_t first = kinds.is_plain ? 0 : PLAIN_COUNT;
+    size_t last = kinds.is_sas ? sizeof names / sizeof *names : PLAIN_COUNT;
+    for (size_t i = first; i < last; i++)
         if (name_size == strlen(names[i]) && strncasecmp(field, names[i], name_size) == 0)
             return true;
     return false;
@@ -205,13 +227,15 @@ bool fsti_object_address(const fsti_object *object, char *out, size_t size) {
     size_t used = query == NULL ? strlen(object->url) : (size_t)(query - object->url);
     if (used + 1 >= size) return false;
     memcpy(out, object->url, used);
-    bool has_sas = query != NULL && strstr(query, "sig=") != NULL;
+    signature_kinds kinds = find_signatures(query);
+    char before = '?';
     while (query != NULL && *query != '\0') {
         const char *field = query + 1; // behind '?' or '&'
         size_t length = strcspn(field, "&");
-        if (!is_signing(field, length, has_sas)) {
+        if (!is_signing(field, length, kinds)) {
             if (used + length + 2 >= size) return false;
-            out[used++] = '?';
+            out[used++] = before;
+            before = '&';
             memcpy(out + used, field, length);
             used += length;
         }
