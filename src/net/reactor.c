@@ -377,15 +377,21 @@ static net_reactor *choose_reactor(const curl_library *curl) {
     return reactor;
 }
 
+/// Says that nobody is asked; of what is read, that it is not there.
+static void refuse_offline(net_request *request) {
+    bool is_read = request->object != NULL || request->method == NULL;
+    fsti_error_place place = {.file = request->name, .byte_offset = FST_NO_OFFSET};
+    request->status = fsti_error_set(&request->error, is_read ? FST_E_NOT_FOUND : FST_E_IO, place,
+                                     "%sno server is asked (cache_offline)",
+                                     is_read ? "it is not in the cache on disk, and " : "");
+    request->error.os_errno = is_read ? ENOENT : ENETUNREACH;
+    request->done(request);
+}
+
 void fsti_request_begin(net_request *request) {
     const curl_library *curl;
     if (fsti_net_is_offline()) {
-        fsti_error_place place = {.file = request->name, .byte_offset = FST_NO_OFFSET};
-        request->status = fsti_error_set(
-            &request->error, FST_E_NOT_FOUND, place,
-            "it is not in the cache on disk, and no server is asked (cache_offline)");
-        request->error.os_errno = ENOENT;
-        request->done(request);
+        refuse_offline(request);
         return;
     }
     request->status = fsti_curl_open(&curl, &request->error);
