@@ -93,6 +93,7 @@ static fst_status grow_stored(packed_room *room, uint64_t size, fst_error *error
     room->memory = NULL;
     if (size > FSTI_HUGE_PAGE_BYTES / 4) size = fsti_align_up(size, FSTI_HUGE_PAGE_BYTES);
     FST_TRY(fsti_buffer_arena(size, &room->memory, error));
+    if (room->memory == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see
     room->stored = room->memory->data;
     return FST_OK;
 }
