@@ -19,7 +19,9 @@ typedef struct cache_request {
 
 static const char *fate_of(const fst_cache_object *object, char text[24]) {
     if (object->is_whole) return "whole";
-    unsigned percent = (unsigned)(object->kept_bytes * 100 / object->size_bytes);
+    // Of an object whose maker was killed at once there is a name, and no size.
+    unsigned percent =
+        object->size_bytes == 0 ? 0 : (unsigned)(object->kept_bytes * 100 / object->size_bytes);
     snprintf(text, 24, "%u %% of it", percent < 100 ? percent : 99);
     return text;
 }

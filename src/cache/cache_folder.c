@@ -65,9 +65,9 @@ fst_status fsti_cache_folder_open(const char *path, bool makes, cache_folder *ou
 }
 
 void fsti_cache_folder_close(cache_folder *folder) {
-    if (folder->lock_fd >= 0) close(folder->lock_fd);
+    fsti_cache_folder_unlock(folder);
     if (folder->fd >= 0) close(folder->fd);
-    folder->fd = folder->lock_fd = -1;
+    folder->fd = -1;
 }
 
 int fsti_cache_file_open(const cache_folder *folder, const char *name, int flags) {
@@ -107,7 +107,11 @@ int fsti_cache_folder_lock(cache_folder *folder) {
 }
 
 void fsti_cache_folder_unlock(cache_folder *folder) {
-    if (folder->lock_fd >= 0) close(folder->lock_fd); // which lets go of it, whatever fails
+    // Said, as by closing alone a child that was forked meanwhile would keep it.
+    if (folder->lock_fd >= 0) {
+        flock(folder->lock_fd, LOCK_UN);
+        close(folder->lock_fd);
+    }
     folder->lock_fd = -1;
 }
 

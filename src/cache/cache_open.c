@@ -29,6 +29,7 @@ typedef struct cache_opening {
     uint64_t size_bytes;
     const char *failed; ///< what can't be done, and its errno
     int failure;
+    bool is_full; ///< what is there of it is read, but there is no room for more
 } cache_opening;
 
 // ---- which version an address had last ----
@@ -104,21 +105,40 @@ static bool hold_file(int fd, uint64_t size_bytes) {
     return fstat(fd, &info) == 0 && info.st_nlink == 1 && (uint64_t)info.st_size == size_bytes;
 }
 
-/// The whole object's file, held; -1: there is none.
+/// Whether a whole file begins with what the server has just sent, if it has; see holds_first().
+static bool begins_right(const cache_opening *opening, int fd) {
+    size_t size;
+    const char *bytes = fsti_object_first(opening->object, &size);
+    char kept[4096];
+    for (size_t at = 0, some; at < size; at += some) {
+        some = fsti_min(size - at, sizeof kept);
+        if (fsti_cache_pread(fd, kept, some, at) != 0) return true; // the load will tell
+        if (memcmp(kept, bytes + at, some) != 0) return false;
+    }
+    return true;
+}
+
+/// The whole object's file, held; -1 and an errno: there is none.
 static int open_whole(const cache_opening *opening) {
     char name[CACHE_FILE_NAME_BYTES];
     fsti_cache_file_name(name, opening->name, ".data");
     for (int tries = 0; tries < OPEN_TRIES_MAX; tries++) {
         int fd = fsti_cache_file_open(&opening->folder, name, O_RDONLY);
         if (fd < 0) return -1;
-        if (hold_file(fd, opening->size_bytes)) {
+        if (hold_file(fd, opening->size_bytes) && begins_right(opening, fd)) {
             fsti_cache_file_name(name, opening->name, ".map");
             utimensat(opening->folder.fd, name, NULL, AT_SYMLINK_NOFOLLOW); // the last use
             return fd;
         }
         close(fd);
     }
+    errno = ESTALE;
     return -1;
+}
+
+/// Whether an error says nothing about the file: then it is left alone.
+static bool is_shortage(int failed) {
+    return failed == EMFILE || failed == ENFILE || failed == ENOMEM || failed == EIO;
 }
 
 static void remove_files(const cache_opening *opening) {
@@ -185,11 +205,37 @@ static bool make_pair(cache_opening *opening, int *data_fd, int *map_fd) {
     return fail(opening, "the cache can't be written to", failed);
 }
 
+/// Whether the map's first block is what the server has just sent, if it has: dates that are the
+/// same for a second, or tags that are used again, do not tell two versions apart, but bytes do.
+static bool holds_first(const cache_opening *opening, int map_fd) {
+    size_t size;
+    uint64_t digest = 0;
+    const char *bytes = fsti_object_first(opening->object, &size);
+    if (size != fsti_min(CACHE_BLOCK_BYTES, opening->size_bytes)) return true;
+    if (fsti_cache_map_read(map_fd, 0, 1, &digest) != 0 || digest == 0) return true;
+    return digest == fsti_cache_digest(bytes, size);
+}
+
+/// Room for what is still to come of an object that is there in part: it counts as all of it, and
+/// never goes itself, since it is held. Without room, what is there is all that it gets.
+static bool has_room(cache_opening *opening, int data_fd) {
+    struct stat info;
+    bool is_held = hold_file(data_fd, opening->size_bytes);
+    bool grows = fstat(data_fd, &info) == 0 && (uint64_t)info.st_blocks * 512 < opening->size_bytes;
+    if (!is_held || !grows || fsti_net_is_offline()) return true;
+    return fsti_cache_make_room(&opening->folder, 0, opening->settings.bytes_max);
+}
+
 static bool find_pair(cache_opening *opening, int *data_fd, int *map_fd) {
     if (open_pair(opening, 0, data_fd, map_fd)) {
-        if (is_pair(opening, *data_fd, *map_fd)) return true;
+        bool is_good = is_pair(opening, *data_fd, *map_fd) && holds_first(opening, *map_fd);
+        opening->is_full = is_good && !has_room(opening, *data_fd);
+        if (is_good && (!opening->is_full || !opening->settings.is_required)) return true;
         close(*data_fd);
         close(*map_fd);
+        if (is_good) return fail(opening, "it does not fit in the cache", ENOSPC);
+    } else if (is_shortage(errno)) {
+        return fail(opening, "the cache can't be read", errno);
     }
     return make_pair(opening, data_fd, map_fd);
 }
@@ -213,6 +259,7 @@ static fsti_cache_entry *make_entry(cache_opening *opening, int data_fd, int map
     entry->owner = getpid();
     entry->folder = path;
     entry->is_required = opening->settings.is_required;
+    if (opening->is_full) fsti_cache_break(entry, ENOSPC);
     futimens(map_fd, NULL); // the last use
     return entry;
 }
@@ -224,7 +271,9 @@ static void keep_first(fsti_cache_entry *entry) {
     cache_claim claim;
     const char *bytes = fsti_object_first(entry->object, &size);
     bool is_block = size == CACHE_BLOCK_BYTES || size == entry->size_bytes;
-    if (!is_block || size == 0 || !fsti_cache_claim(entry, 0, 1, &claim)) return;
+    if (!is_block || atomic_load(&entry->is_broken) || size == 0 ||
+        !fsti_cache_claim(entry, 0, 1, &claim))
+        return;
     int failed = fsti_cache_map_read(entry->map_fd, 0, 1, &digest);
     if (failed == 0 && digest == 0) {
         digest = fsti_cache_digest(bytes, size);
@@ -240,7 +289,9 @@ static bool open_entry(cache_opening *opening, fsti_cached *out) {
     int data_fd = -1, map_fd = -1, failed = fsti_cache_folder_lock(&opening->folder);
     if (failed != 0) return fail(opening, "the cache can't be locked", failed);
     out->whole_fd = open_whole(opening);
-    bool is_open = out->whole_fd >= 0 || find_pair(opening, &data_fd, &map_fd);
+    bool is_short = out->whole_fd < 0 && is_shortage(errno);
+    if (is_short) fail(opening, "the cache can't be read", errno);
+    bool is_open = out->whole_fd >= 0 || (!is_short && find_pair(opening, &data_fd, &map_fd));
     // Held before the folder is let go of, so that nobody can remove it in between.
     if (is_open && out->whole_fd < 0) (void)hold_file(data_fd, opening->size_bytes);
     fsti_cache_folder_unlock(&opening->folder);
@@ -249,6 +300,7 @@ static bool open_entry(cache_opening *opening, fsti_cached *out) {
     if (out->entry == NULL) return false;
     write_ref(opening);
     keep_first(out->entry);
+    fsti_cache_bring_rest(out->entry);
     if (fsti_cache_seal(out->entry, &opening->folder, opening->name))
         out->whole_fd = open_whole(opening);
     if (out->whole_fd >= 0) {
@@ -323,6 +375,14 @@ static int take_turn(cache_opening *opening) {
     return -1;
 }
 
+/// Said, as by closing alone a child that was forked meanwhile would keep it.
+static void give_turn(int fd) {
+    if (fd < 0) return;
+    struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+    (void)fcntl(fd, F_OFD_SETLK, &all);
+    close(fd);
+}
+
 static fst_status open_by_cache(cache_opening *opening, const char *url, fsti_cached *out,
                                 fst_error *error) {
     FST_TRY(fsti_object_make(url, &opening->object, error));
@@ -333,7 +393,7 @@ static fst_status open_by_cache(cache_opening *opening, const char *url, fsti_ca
     fst_status status = fsti_object_ask(opening->object, has_name ? opening->known : NULL, error);
     if (!has_name) fail(opening, "its address is too long", ENAMETOOLONG);
     bool is_used = status == FST_OK && has_name && use_cache(opening, out);
-    if (turn >= 0) close(turn);
+    give_turn(turn);
     return status == FST_OK ? tell(opening, is_used, out, error) : status;
 }
 

@@ -117,7 +117,11 @@ bool fsti_cache_claim(fsti_cache_entry *entry, uint64_t first, uint64_t last, ca
 void fsti_cache_unclaim(fsti_cache_entry *entry, cache_claim *claim);
 
 /// Checks all blocks of an entry that has all and makes the file plain: true when it is.
-bool fsti_cache_seal(fsti_cache_entry *entry, const cache_folder *folder, const char *name);
+bool fsti_cache_seal(fsti_cache_entry *entry, cache_folder *folder, const char *name);
+
+/// Brings the few blocks that loads leave out, such as what files are filled up with between
+/// tensors: without them an object would never be whole.
+void fsti_cache_bring_rest(fsti_cache_entry *entry);
 
 /// Removes what was used least until `bytes` more fit; false where they don't. The folder is
 /// locked.

@@ -63,18 +63,38 @@ static bool is_sealed(const cache_folder *folder, const char *name) {
     return fstatat(folder->fd, data, &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/// With all blocks claimed: nobody writes.
-static bool seal_claimed(fsti_cache_entry *entry, const cache_folder *folder, const char *name) {
-    char part[CACHE_FILE_NAME_BYTES], data[CACHE_FILE_NAME_BYTES];
-    if (is_sealed(folder, name)) return true;
-    // What was digested is what the kernel holds; fdatasync() says whether the device has it, too.
-    if (!check_all(entry) || fdatasync(entry->data_fd) != 0) return false;
-    fsti_cache_file_name(part, name, ".part");
-    fsti_cache_file_name(data, name, ".data");
-    return renameat(folder->fd, part, folder->fd, data) == 0;
+/// Whether a name of the folder is of a file that is open.
+static bool is_named(const cache_folder *folder, const char *name, const char *ending, int fd) {
+    char file[CACHE_FILE_NAME_BYTES];
+    struct stat named, opened;
+    fsti_cache_file_name(file, name, ending);
+    return fstatat(folder->fd, file, &named, AT_SYMLINK_NOFOLLOW) == 0 && fstat(fd, &opened) == 0 &&
+           named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
-bool fsti_cache_seal(fsti_cache_entry *entry, const cache_folder *folder, const char *name) {
+/// Makes the file plain that was checked: whoever has cleared the folder meanwhile and begun anew
+/// has another one of that name, of which little may be there.
+static bool rename_checked(const fsti_cache_entry *entry, cache_folder *folder, const char *name) {
+    char part[CACHE_FILE_NAME_BYTES], data[CACHE_FILE_NAME_BYTES];
+    fsti_cache_file_name(part, name, ".part");
+    fsti_cache_file_name(data, name, ".data");
+    if (fsti_cache_folder_lock(folder) != 0) return false;
+    bool is_own = is_named(folder, name, ".part", entry->data_fd) &&
+                  is_named(folder, name, ".map", entry->map_fd);
+    bool is_renamed = is_own && renameat(folder->fd, part, folder->fd, data) == 0;
+    fsti_cache_folder_unlock(folder);
+    return is_renamed;
+}
+
+/// With all blocks claimed: nobody writes.
+static bool seal_claimed(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
+    if (is_sealed(folder, name)) return true;
+    // What was digested is what the kernel holds; fdatasync() says whether the device has it, too.
+    return check_all(entry) && fdatasync(entry->data_fd) == 0 &&
+           rename_checked(entry, folder, name);
+}
+
+bool fsti_cache_seal(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
     uint64_t begun_ns = fsti_now_ns();
     while (!atomic_load(&entry->is_broken) && has_all(entry)) {
         cache_claim claim;

@@ -3,6 +3,7 @@
 /// object through several entries. For sanitizers above all; python/tests/test_remote_cache.py has
 /// the rest.
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -10,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "cache/cache.h"
+#include "cache/cache_private.h"
 #include "check.h"
 #include "fixture.h"
 
@@ -20,6 +21,7 @@
 
 static int listener;
 static atomic_uint_fast64_t sent_bytes;
+static uint16_t port; ///< of the server; 0: it is not there yet
 
 /// Answers range requests of one connection, until it ends.
 static void *serve(void *context) {
@@ -112,7 +114,7 @@ TEST(threads_and_entries_share_what_comes)
 {
     char reason[160], url[64];
     if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
-    uint16_t port = start_server();
+    if (port == 0) port = start_server();
     CHECK(port != 0);
     snprintf(url, sizeof url, "http://127.0.0.1:%u/object", (unsigned)port);
     fst_remote_options options = {
@@ -138,4 +140,71 @@ TEST(threads_and_entries_share_what_comes)
         fsti_cache_close(opened[i].entry);
         fsti_object_unref(opened[i].object);
     }
+}
+
+/// The name of the only object of a folder.
+static bool find_name(const char *folder, char name[CACHE_NAME_BYTES]) {
+    DIR *stream = opendir(folder);
+    bool is_found = false;
+    for (const struct dirent *entry; stream != NULL && (entry = readdir(stream)) != NULL;) {
+        if (!fsti_ends_with(entry->d_name, ".part")) continue;
+        snprintf(name, CACHE_NAME_BYTES, "%.32s", entry->d_name);
+        is_found = true;
+    }
+    if (stream != NULL) closedir(stream);
+    return is_found;
+}
+
+/// An object that is there in part, in a folder of its own.
+static bool open_entry(const char *name, fsti_cached *out) {
+    char url[64];
+    snprintf(url, sizeof url, "http://127.0.0.1:%u/%s", (unsigned)port, name);
+    fst_remote_options options = {
+        .struct_size = sizeof options, .cache_dir = fixture_path(name), .cache_required = 1};
+    fst_error error;
+    fsti_cache_configure(&options);
+    return fsti_cache_open(url, out, &error) == FST_OK && out->entry != NULL;
+}
+
+static bool read_all(const fsti_cached *opened) {
+    char *bytes = malloc(OBJECT_BYTES);
+    fsti_range_read read = {.object = opened->object, .size = OBJECT_BYTES, .buffer = bytes};
+    fst_error error;
+    bool is_good = bytes != NULL && fsti_cache_read(opened->entry, &read, &error) == FST_OK &&
+                   fixture_matches(bytes, 0, OBJECT_BYTES);
+    free(bytes);
+    return is_good;
+}
+
+static void close_entry(fsti_cached *opened) {
+    fsti_cache_close(opened->entry);
+    fsti_object_unref(opened->object);
+}
+
+/// The folder is cleared and begun anew by others between a check and its end: what they have begun
+/// is not what was checked.
+TEST(what_was_not_checked_is_not_made_whole)
+{
+    char reason[160], name[CACHE_NAME_BYTES], part[300], map[300], data[300];
+    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    if (port == 0) port = start_server();
+    fsti_cached first, second;
+    cache_folder folder;
+    fst_error error;
+    CHECK(open_entry("cleared", &first) && read_all(&first));
+    const char *path = fixture_path("cleared");
+    CHECK(find_name(path, name));
+    snprintf(part, sizeof part, "%s/%s.part", path, name);
+    snprintf(map, sizeof map, "%s/%s.map", path, name);
+    snprintf(data, sizeof data, "%s/%s.data", path, name);
+    CHECK(unlink(part) == 0 && unlink(map) == 0);
+    CHECK(open_entry("cleared", &second)); // with a first block, if that
+    CHECK_INT(fsti_cache_folder_open(path, false, &folder, &error), FST_OK);
+    CHECK(!fsti_cache_seal(first.entry, &folder, name));
+    CHECK(access(part, F_OK) == 0 && access(data, F_OK) != 0);
+    CHECK(read_all(&second) && fsti_cache_seal(second.entry, &folder, name));
+    CHECK(access(part, F_OK) != 0 && access(data, F_OK) == 0);
+    fsti_cache_folder_close(&folder);
+    close_entry(&first);
+    close_entry(&second);
 }
