@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 import torch
+from web_server import web_server
 
 from fastsafetensors import (
     SafetensorError,
@@ -102,3 +103,19 @@ def test_a_bundle_of_the_folder_above(tmp_path) -> None:
     (top / "set" / "more.safetensors").unlink()
     with pytest.raises(SafetensorError, match="lists more.safetensors"):
         fast_torch.load_file(top / "set", verify=verify)
+
+
+def test_an_index_behind_an_address(tmp_path) -> None:
+    """A server's index is held against the manifest as its files are."""
+    folder = tmp_path / "set"
+    make_set(folder, index=True)
+    kept = tmp_path / "model.manifest"
+    write_manifest(folder, kept)
+    with web_server(folder) as server:
+        assert set(fast_torch.load_file(server.url + INDEX, verify=kept)) == {"base", "more"}
+        index = json.loads((folder / INDEX).read_text())
+        del index["weight_map"]["more"]
+        (folder / INDEX).write_text(json.dumps(index))
+        with pytest.raises(SafetensorError, match=INDEX) as caught:
+            fast_torch.load_file(server.url + INDEX, verify=kept)
+    assert caught.value.tag == "DigestMismatch"

@@ -178,13 +178,19 @@ static fst_status push_url(model_paths *out, const char *base, const char *name,
 }
 
 /// No index_path: objects have versions, which tell a replaced one better than its name does.
-static fst_status open_index_url(const char *url, uint64_t hash_key, model_paths *out,
+static fst_status open_index_url(const char *url, uint64_t hash_key,
+                                 const model_verification *verification, model_paths *out,
                                  fst_error *error) {
     char *bytes, name[1024];
     size_t byte_count;
     out->has_index = true;
     fsti_url_tell(url, name, sizeof name);
     FST_TRY(fsti_model_read_text(url, &bytes, &byte_count, error));
+    fst_status status = fsti_verification_check(verification, name, bytes, byte_count, error);
+    if (status != FST_OK) {
+        fsti_free(bytes);
+        return status;
+    }
     FST_TRY(parse_index(bytes, byte_count, name, hash_key, &out->index, error));
     for (size_t i = 0; i < out->index.file_count; i++)
         FST_TRY(push_url(out, url, out->index.bytes + out->index.files[i].at, error));
@@ -207,7 +213,8 @@ static fst_status add_key(void *context, const char *name, fst_error *error) {
 
 /// The folder's only index, else all its files.
 static fst_status choose_keys(const char *name, const model_paths *indices, uint64_t hash_key,
-                              model_paths *out, fst_error *error) {
+                              const model_verification *verification, model_paths *out,
+                              fst_error *error) {
     fsti_error_place place = FSTI_NOWHERE;
     place.file = name;
     if (indices->count > 1)
@@ -215,51 +222,57 @@ static fst_status choose_keys(const char *name, const model_paths *indices, uint
                               "the folder has %zu index files: open one of them", indices->count);
     if (indices->count == 1) {
         fsti_model_paths_clear(out);
-        return open_index_url(indices->paths[0], hash_key, out, error);
+        return open_index_url(indices->paths[0], hash_key, verification, out, error);
     }
     if (out->count == 0)
         return fsti_error_set(error, FST_E_NO_TENSORS, place,
                               "no *.safetensors file in the folder");
     qsort(out->paths, out->count, sizeof *out->paths, compare_paths);
-    return fsti_model_check_shards(out, name, error);
+    FST_TRY(fsti_model_check_shards(out, name, error));
+    return fsti_verification_check_set(verification, out, error);
 }
 
-static fst_status open_folder_url(const char *url, uint64_t hash_key, model_paths *out,
+static fst_status open_folder_url(const char *url, uint64_t hash_key,
+                                  const model_verification *verification, model_paths *out,
                                   fst_error *error) {
     char name[1024];
     model_paths indices = {.index_hold = -1};
     key_search search = {url, out, &indices};
     fsti_url_tell(url, name, sizeof name);
     fst_status status = fsti_net_list(url, add_key, &search, error);
-    if (status == FST_OK) status = choose_keys(name, &indices, hash_key, out, error);
+    if (status == FST_OK) status = choose_keys(name, &indices, hash_key, verification, out, error);
     fsti_model_paths_clear(&indices);
     return status;
 }
 
 /// s3://bucket is the folder s3://bucket/.
-static fst_status open_bucket_url(const char *url, uint64_t hash_key, model_paths *out,
+static fst_status open_bucket_url(const char *url, uint64_t hash_key,
+                                  const model_verification *verification, model_paths *out,
                                   fst_error *error) {
     size_t size = strlen(url);
     char *folder = fsti_alloc(size + 2);
     if (folder == NULL) return fsti_error_memory(error, size + 2);
     snprintf(folder, size + 2, "%s/", url);
-    fst_status status = open_folder_url(folder, hash_key, out, error);
+    fst_status status = open_folder_url(folder, hash_key, verification, out, error);
     fsti_free(folder);
     return status;
 }
 
-static fst_status open_url(const char *url, uint64_t hash_key, model_paths *out, fst_error *error) {
+static fst_status open_url(const char *url, uint64_t hash_key,
+                           const model_verification *verification, model_paths *out,
+                           fst_error *error) {
     static const char ending[] = ".index.json";
     size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
     bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
-    if (is_index) return open_index_url(url, hash_key, out, error);
+    if (is_index) return open_index_url(url, hash_key, verification, out, error);
     static const char *const listed[] = {"s3://", "gs://", "az://"};
     bool is_bucket = false; // and nothing else
     for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
         if (strncasecmp(url, listed[i], 5) == 0)
             is_bucket = strcspn(url + 5, "/?#") == strlen(url + 5);
-    if (is_bucket) return open_bucket_url(url, hash_key, out, error);
-    if (length > 0 && url[length - 1] == '/') return open_folder_url(url, hash_key, out, error);
+    if (is_bucket) return open_bucket_url(url, hash_key, verification, out, error);
+    if (length > 0 && url[length - 1] == '/')
+        return open_folder_url(url, hash_key, verification, out, error);
     return push_path(out, "", 0, url, error);
 }
 
@@ -270,7 +283,7 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
     struct stat info;
     fst_status status;
     if (fsti_net_is_url(path))
-        status = open_url(path, hash_key, out, error);
+        status = open_url(path, hash_key, verification, out, error);
     else if (stat(path, &info) != 0)
         status = fail_stat(path, errno, error);
     else if (S_ISDIR(info.st_mode))
