@@ -207,14 +207,14 @@ static int run(const cli_command *command, char **argv) {
     if (code != EXIT_GOOD || operands.is_answered) return code;
     if (request.change_count + request.rename_count == 0 && !request.clear)
         return cli_usage("edit", "nothing to change: --set, --unset, --clear or --rename");
-    if (operands.count == 1 && cli_is_address(operands.words[0]))
+    bool has_stream = operands.count > 1 && cli_is_output(operands.words[1]);
+    if (cli_is_address(operands.words[0]) && !has_stream)
         return cli_refuse_address("edit", operands.words[0]);
     if (operands.count > 1) request.plan.target = operands.words[1];
     if (operands.count == 1 && cli_is_input(operands.words[0]))
         return cli_usage("edit", "standard input has no place of its own: give a TARGET (- is "
                                  "standard output)");
-    if (request.plan.save.manifest != NULL &&
-        (request.plan.dry_run || (operands.count > 1 && cli_is_output(operands.words[1]))))
+    if (request.plan.save.manifest != NULL && (request.plan.dry_run || has_stream))
         return cli_usage("edit", "--manifest takes no standard output or --dry-run");
     // As fst_header_edit() leaves the tensors.
     request.plan.save.order = FST_SAVE_ORDER_GIVEN;

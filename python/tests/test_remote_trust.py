@@ -381,6 +381,9 @@ def test_commands_of_files_refuse_addresses(words: str) -> None:
     told = command(*words.split(), "http://127.0.0.1:1/m.safetensors" + SECRET_QUERY)
     assert told.returncode == 3 and "files, not with addresses" in told.stderr
     assert "S3CR3T" not in told.stderr + told.stdout
+    if words.startswith("edit"):
+        told = command(*words.split(), "http://127.0.0.1:1/m.safetensors", "local.safetensors")
+        assert told.returncode == 3 and "files, not with addresses" in told.stderr
 
 
 def test_compressed_models_count_what_they_cost(tmp_path: pathlib.Path) -> None:
