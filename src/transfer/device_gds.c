@@ -128,8 +128,7 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
         fsti_io_engine_gds.reap(engine_lane);
         counts->read_ns += fsti_now_ns() - start_ns;
         counts->read_count++;
-        if (fsti_io_tries_again(op.result, &retries))
-            continue;
+        if (fsti_io_tries_again(op.result, &retries)) continue;
         uint64_t got = op.result < 0 ? 0 : (uint64_t)op.result;
         at += at + got >= end ? end - at : fsti_align_down(got, FSTI_IO_PAGE_BYTES);
         if (got < FSTI_IO_PAGE_BYTES) break;
