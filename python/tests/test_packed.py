@@ -199,6 +199,23 @@ def test_the_command_compresses_and_gives_the_file_back(tmp_path, pair):
     assert command("convert", "--compress", packed, back).returncode != 0
     assert command("convert", "--compress", "--decompress", packed, back).returncode == 3
     assert command("edit", "--set", "a=b", packed).returncode != 0
+    for words in (["--dry-run", source, back], [source, "-"]):
+        refused = command("convert", "--compress", *words)
+        assert refused.returncode == 3
+        assert "takes no standard output or --dry-run" in str(refused.stderr)
+
+
+def test_sizes_are_near_the_entropy(tmp_path):
+    """Gaussian weights take the room of their exponents' entropy, noise its own."""
+    torch.manual_seed(0)
+    values = torch.cat([torch.randn(1 << 17) * (0.005 * 1.5**i) for i in range(8)])
+    blocks = values.view(-1, 128 * 128)
+    scaled = (blocks / blocks.abs().amax(1, keepdim=True) * 448).to(torch.float8_e4m3fn)
+    noise = torch.randint(-(2**31), 2**31 - 1, (1 << 19,), dtype=torch.int32).view(torch.bfloat16)
+    path = tmp_path / "sizes"
+    for tensor, most in ((values.bfloat16(), 0.665), (scaled, 0.837), (noise, 1.001)):
+        fst_torch.save_file({"a": tensor}, str(path), compress=True)
+        assert path.stat().st_size <= most * tensor.nbytes + 512
 
 
 def test_damage_is_told_with_the_tensors_name(tmp_path, pair):
@@ -315,6 +332,16 @@ def test_many_threads_and_a_forked_child_read_one_open_file(pair):
         for thread in threads:
             thread.join()
         assert os.waitpid(child, 0)[1] == 0 and not wrong
+
+
+@pytest.mark.parametrize("content", [{}, {"a": torch.tensor(1.5)}], ids=["empty", "scalar"])
+def test_decompressing_a_small_plain_file_copies_it(tmp_path, content):
+    """What did not shrink stayed plain: it comes back with its own size, not a page's."""
+    plain, packed, back = (tmp_path / f"{name}.safetensors" for name in ("a", "b", "c"))
+    stock.save_file(content, plain)
+    assert command("convert", "--compress", plain, packed).returncode == 0
+    assert command("convert", "--decompress", packed, back).returncode == 0
+    assert back.read_bytes() == packed.read_bytes() == plain.read_bytes()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])

@@ -145,6 +145,8 @@ static fst_status decode_planes(fsti_decoder *decoder, const chunk_parse *parse,
     const unsigned char *planes[FSTI_PLANE_COUNT_MAX];
     unsigned char *room = decoder->planes;
     size_t size = parse->cut.plane_bytes;
+    // The planes are joined there, which would wait for each of its lines.
+    decoder->table.ahead = (huffman_ahead){target, target + parse->chunk->true_bytes};
     for (uint32_t k = 0; k < parse->cut.plane_count; k++) {
         const plane_head *head = &parse->heads[k];
         const unsigned char *stored = parse->chunk->stored + parse->places[k];

@@ -11,6 +11,11 @@
 struct huffman_table;
 struct huffman_stream;
 
+/// Memory that is used when codes have been decoded, and is brought nearer meanwhile.
+typedef struct huffman_ahead {
+    const unsigned char *at, *end;
+} huffman_ahead;
+
 /// `planes[k]` has a byte for each element (of nibble pairs: for each two), the elements' uppermost
 /// bytes in plane 0. `count` is of elements. Nothing needs alignment.
 typedef struct codec_kernels {
@@ -32,7 +37,7 @@ typedef struct codec_kernels {
     uint32_t (*crc32c)(const void *bytes, size_t size_bytes);
     /// Decodes most of the streams, and leaves what is near an end to who looks at every bit.
     void (*rush_streams)(const struct huffman_table *table, struct huffman_stream *streams,
-                         size_t count);
+                         size_t count, huffman_ahead ahead);
 } codec_kernels;
 
 extern const codec_kernels fsti_codec_scalar;

@@ -62,7 +62,7 @@ static bool finish_stream(const huffman_table *table, huffman_stream *stream) {
         uint64_t from = left > HUFFMAN_BITS ? left - HUFFMAN_BITS : 0, end = (left + 7) / 8;
         uint64_t bits = load_bytes(stream->begin + from / 8, (size_t)(end - from / 8)) >> from % 8;
         bits = bits << (HUFFMAN_BITS - (left - from)) & (HUFFMAN_CELLS - 1);
-        unsigned char symbol = (unsigned char)(table->cells[HUFFMAN_CELLS + bits] >> 8);
+        unsigned char symbol = (unsigned char)table->cells[HUFFMAN_CELLS + bits];
         if (table->code_bits[symbol] > left) return false;
         left -= table->code_bits[symbol];
         *stream->target++ = symbol;
@@ -92,7 +92,7 @@ static bool put_streams(frame_parse *parse, const unsigned char *coded, size_t c
         streams[i].target_end = i + 1 < count ? streams[i].target + each : parse->target + size;
         coded += bytes;
     }
-    parse->kernels->rush_streams(parse->table, streams, count);
+    parse->kernels->rush_streams(parse->table, streams, count, parse->table->ahead);
     for (size_t i = 0; i < count; i++)
         if (!finish_stream(parse->table, &streams[i])) return false;
     parse->target += size;

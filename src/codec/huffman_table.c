@@ -157,34 +157,74 @@ static void sort_symbols(huffman_table *table, const tree_weights *weights, uint
     *sorted_count = total;
 }
 
-/// The cells of one symbol, at the begin of `count` cells that have `bits` bits behind it: it, and
-/// what those begin with. A cell has room for six symbols, so where those are six already, as of
-/// codes of one bit, one bit is left less often than six: five of fewer bits stand in.
+#define CELL_SYMBOLS ((uint64_t)0xffffffffffff)
+#define CELL_ONE_MORE ((uint64_t)1 << 56)
+
+/// The cells of one symbol that have `bits` bits behind it: it, and what those begin with. A cell
+/// has room for six symbols, so where those are six already, as of codes of one bit, one bit is
+/// left less often than six: five of fewer bits stand in.
 static void fill_cells(const huffman_table *table, uint64_t *cells, uint32_t symbol,
                        uint32_t bits) {
-    uint64_t own = table->code_bits[symbol] | symbol << 8 | (uint64_t)1 << 56;
+    uint64_t own = symbol | (uint64_t)table->code_bits[symbol] << 48 | CELL_ONE_MORE;
     const uint64_t *rest = table->cells + ((size_t)1 << bits);
     const uint64_t *fewer = bits > 5 ? table->cells + ((size_t)1 << 5) : rest;
     uint32_t left_out = bits > 5 ? bits - 5 : 0;
     for (size_t i = 0; i < (size_t)1 << bits; i++) {
         uint64_t next = rest[i];
         if (next >> 56 >= HUFFMAN_SYMBOLS) next = fewer[i >> left_out];
-        cells[i] = own + (next & (uint64_t)0xff << 56) + (next & 0xff) + ((next << 8 >> 16) << 16);
+        cells[i] = own + (next & ~CELL_SYMBOLS) + (next << 8 & CELL_SYMBOLS);
     }
 }
 
-static void fill_table(huffman_table *table, const uint8_t *sorted, uint32_t sorted_count) {
-    for (uint32_t k = 0; k <= HUFFMAN_BITS; k++) {
-        uint64_t *cells = table->cells + ((size_t)1 << k), *end = cells + ((size_t)1 << k);
-        // From the shortest code down, as long as codes fit.
-        for (uint32_t i = sorted_count; i > 0 && table->code_bits[sorted[i - 1]] <= k; i--) {
-            uint32_t bits = k - table->code_bits[sorted[i - 1]];
-            if ((size_t)(end - cells) < (size_t)1 << bits) break; // not of a complete tree
-            end -= (size_t)1 << bits;
+/// The same where no code is of one bit, and so nothing of ten bits has six symbols.
+static void fill_cells_fast(const huffman_table *table, uint64_t *cells, uint32_t symbol,
+                            uint32_t bits) {
+    uint64_t own = symbol | (uint64_t)table->code_bits[symbol] << 48 | CELL_ONE_MORE;
+    const uint64_t *rest = table->cells + ((size_t)1 << bits);
+    for (size_t i = 0; i < (size_t)1 << bits; i++)
+        cells[i] = own + (rest[i] & ~CELL_SYMBOLS) + (rest[i] << 8 & CELL_SYMBOLS);
+}
+
+/// Which numbers of bits cells are needed of: what is left of 11 behind a code, and of those.
+static uint32_t needed_levels(const huffman_table *table, const uint8_t *sorted,
+                              uint32_t sorted_count) {
+    uint32_t lengths = 0, levels = 1u << HUFFMAN_BITS | 1u << 5;
+    for (uint32_t i = 0; i < sorted_count; i++) lengths |= 1u << table->code_bits[sorted[i]];
+    for (uint32_t k = HUFFMAN_BITS; k > 0; k--)
+        for (uint32_t n = 1; n <= k; n++)
+            if ((levels >> k & 1) != 0 && (lengths >> n & 1) != 0) levels |= 1u << (k - n);
+    return levels;
+}
+
+static void fill_level(huffman_table *table, const uint8_t *sorted, uint32_t sorted_count,
+                       uint32_t k) {
+    uint64_t *cells = table->cells + ((size_t)1 << k), *end = cells + ((size_t)1 << k);
+    bool is_fast = table->code_bits[sorted[sorted_count - 1]] > 1;
+    // From the shortest code down, as long as codes fit.
+    for (uint32_t i = sorted_count; i > 0 && table->code_bits[sorted[i - 1]] <= k; i--) {
+        uint32_t bits = k - table->code_bits[sorted[i - 1]];
+        if ((size_t)(end - cells) < (size_t)1 << bits) break; // not of a complete tree
+        end -= (size_t)1 << bits;
+        if (is_fast)
+            fill_cells_fast(table, end, sorted[i - 1], bits);
+        else
             fill_cells(table, end, sorted[i - 1], bits);
-        }
-        memset(cells, 0, (size_t)(end - cells) * sizeof *cells);
     }
+    memset(cells, 0, (size_t)(end - cells) * sizeof *cells);
+}
+
+static void fill_table(huffman_table *table, const uint8_t *sorted, uint32_t sorted_count) {
+    uint32_t levels = needed_levels(table, sorted, sorted_count);
+    huffman_codes *codes = &table->codes;
+    const uint64_t *cells = table->cells + HUFFMAN_CELLS;
+    for (uint32_t k = 0; k <= HUFFMAN_BITS; k++)
+        if ((levels >> k & 1) != 0) fill_level(table, sorted, sorted_count, k);
+    table->is_narrow = table->code_bits[sorted[sorted_count - 1]] >= HUFFMAN_NARROW_BITS;
+    for (size_t i = 0; i < HUFFMAN_CELLS; i++) codes->taken[i] = (uint8_t)(cells[i] >> 48);
+    for (size_t i = 0; i < HUFFMAN_CELLS && table->is_narrow; i++)
+        codes->cells.narrow[i] = (uint32_t)((cells[i] & 0xffffff) | cells[i] >> 56 << 24);
+    for (size_t i = 0; i < HUFFMAN_CELLS && !table->is_narrow; i++)
+        codes->cells.wide[i] = cells[i] & ~((uint64_t)0xff << 48);
 }
 
 size_t fsti_huffman_table_read(huffman_table *table, const unsigned char *bytes, size_t size) {

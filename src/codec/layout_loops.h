@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The loops of one instruction set: CODEC_NAME names the table, the compiler's flags choose it.
-/// Vectors of 16 bytes in the compilers' own notation: what they make of it is each processor's.
+/// Vectors in the compilers' own notation: what they make of it is each processor's.
 #include <stdbool.h>
 #include <string.h>
 
@@ -18,21 +18,44 @@ typedef uint16_t words_16 __attribute__((vector_size(16)));
 typedef uint32_t words_32 __attribute__((vector_size(16)));
 typedef uint64_t words_64 __attribute__((vector_size(16)));
 
+/// Elements of a block: a vector of each plane. Halves of bytes are joined by larger vectors where
+/// there are any: compilers make single bytes of what they have no vectors for.
+#define BLOCK 16u
+#if defined(__AVX2__)
+#define PAIRS 32u
+#else
+#define PAIRS 16u
+#endif
+typedef uint8_t pair_bytes __attribute__((vector_size(PAIRS)));
+typedef uint16_t pair_words __attribute__((vector_size(PAIRS)));
+
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #endif
 #endif
-#ifndef PICK
+#ifdef PICK
+#define PICK_PAIRS PICK
+#else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (bytes_16){__VA_ARGS__})
+#define PICK_PAIRS(a, b, ...) __builtin_shuffle(a, b, (pair_bytes){__VA_ARGS__})
 #endif
 #define EVEN_BYTES(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
 #define ODD_BYTES(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
 #define LOWER_HALVES(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define UPPER_HALVES(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-
-/// Elements of a block: a vector of each plane.
-#define BLOCK 16u
+#if PAIRS == 32
+#define LOWER_PAIRS(a, b)                                                                          \
+    PICK_PAIRS(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, \
+               11, 43, 12, 44, 13, 45, 14, 46, 15, 47)
+#define UPPER_PAIRS(a, b)                                                                          \
+    PICK_PAIRS(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,   \
+               57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63)
+#else
+#define LOWER_PAIRS(a, b) PICK_PAIRS(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define UPPER_PAIRS(a, b)                                                                          \
+    PICK_PAIRS(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#endif
 
 ALWAYS_INLINE bytes_16 load_vector(const unsigned char *bytes) {
     bytes_16 vector;
@@ -155,15 +178,24 @@ ALWAYS_INLINE void split_pairs(const unsigned char *in, unsigned char *upper,
     memcpy(lower, &lowers, 16);
 }
 
+#define WORDS_LEFT(vector, bits) ((pair_bytes)((pair_words)(vector) << (bits)))
+#define WORDS_RIGHT(vector, bits) ((pair_bytes)((pair_words)(vector) >> (bits)))
+
+/// Of two vectors at once, with each element's rotation to the right within the shifts: of its
+/// upper half u and its lower half l it is l0 u3 u2 u1 u0 l3 l2 l1, the uppermost bit first. Shifts
+/// are of words, as processors have them; what crosses a byte is masked.
 ALWAYS_INLINE void join_pairs(unsigned char *out, const unsigned char *upper,
                               const unsigned char *lower) {
-    bytes_16 uppers = load_vector(upper), lowers = load_vector(lower);
-    bytes_16 first = uppers << 4 | (lowers & 0x0f), second = (uppers & 0xf0) | lowers >> 4;
-    first = first >> 1 | first << 7;
-    second = second >> 1 | second << 7;
-    bytes_16 low = LOWER_HALVES(first, second), high = UPPER_HALVES(first, second);
-    memcpy(out, &low, 16);
-    memcpy(out + 16, &high, 16);
+    pair_bytes u, l;
+    memcpy(&u, upper, sizeof u);
+    memcpy(&l, lower, sizeof l);
+    pair_bytes first =
+        (WORDS_LEFT(u, 3) & 0x78) | (WORDS_RIGHT(l, 1) & 0x07) | (WORDS_LEFT(l, 7) & 0x80);
+    pair_bytes second =
+        (WORDS_RIGHT(u, 1) & 0x78) | (WORDS_RIGHT(l, 5) & 0x07) | (WORDS_LEFT(l, 3) & 0x80);
+    pair_bytes low = LOWER_PAIRS(first, second), high = UPPER_PAIRS(first, second);
+    memcpy(out, &low, sizeof low);
+    memcpy(out + sizeof low, &high, sizeof high);
 }
 
 /// A last element without a partner is paired with zero.
@@ -181,9 +213,10 @@ static void split_nibbles(const void *source, unsigned char *const *planes, size
 
 static void join_nibbles(void *target, const unsigned char *const *planes, size_t count) {
     unsigned char *out = target;
-    unsigned char block[32], upper[16] = {0}, lower[16] = {0};
+    unsigned char block[2 * PAIRS], upper[PAIRS] = {0}, lower[PAIRS] = {0};
     size_t at = 0;
-    for (; at + 32 <= count; at += 32) join_pairs(out + at, planes[0] + at / 2, planes[1] + at / 2);
+    for (; at + sizeof block <= count; at += sizeof block)
+        join_pairs(out + at, planes[0] + at / 2, planes[1] + at / 2);
     if (at == count) return;
     memcpy(upper, planes[0] + at / 2, (count - at + 1) / 2);
     memcpy(lower, planes[1] + at / 2, (count - at + 1) / 2);

@@ -76,6 +76,8 @@ void fsti_packed_clear(fsti_packed *packed);
 /// The number of the tensor that has byte `offset` of the original file, which lies behind its
 /// header and before its end.
 size_t fsti_packed_tensor_at(const fsti_packed *packed, uint64_t offset);
+/// True bytes of a chunk; where tensors differ, of the largest, which others' are parts of.
+uint64_t fsti_packed_chunk_bytes(const fsti_packed *packed);
 
 // ---- writing ----
 

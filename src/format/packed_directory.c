@@ -308,3 +308,11 @@ size_t fsti_packed_tensor_at(const fsti_packed *packed, uint64_t offset) {
     }
     return low;
 }
+
+uint64_t fsti_packed_chunk_bytes(const fsti_packed *packed) {
+    uint32_t log = 0;
+    for (size_t i = 0; i < packed->header->tensor_count; i++)
+        if (packed->tensors[i].is_packed && packed->tensors[i].chunk_log > log)
+            log = packed->tensors[i].chunk_log;
+    return log == 0 ? 0 : (uint64_t)1 << log;
+}

@@ -123,18 +123,61 @@ static void mark_conversions(const fsti_plan *plan, fsti_plan_extent *extent) {
         extent->converts = plan->items[plan->segments[extent->segment_first + i].item].is_converted;
 }
 
+/// The last segment of an extent that begins at `offset` or before; the first one begins there.
+static const fsti_plan_segment *segment_at(const fsti_plan *plan, const fsti_plan_extent *extent,
+                                           uint64_t offset) {
+    size_t low = extent->segment_first, high = low + extent->segment_count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (plan->segments[middle].file_offset <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &plan->segments[low];
+}
+
+/// Where a chunk ends that begins at `begin`, a multiple of the chunk size from `origin` on; of
+/// what is made of other bytes, where a piece of that ends.
+static uint64_t end_of_chunk(const plan_build *build, const fsti_plan_extent *extent,
+                             uint64_t origin, uint64_t begin) {
+    const fsti_plan *plan = build->plan;
+    const uint64_t *made_bytes = build->rules->made_bytes;
+    uint64_t step = plan->chunk_bytes, made = made_bytes == NULL ? 0 : made_bytes[extent->file];
+    if (made == 0)
+        return fsti_min(fsti_align_down(begin - origin, step) + step + origin, extent->end);
+    // A page less, since reads are counted from the page in which a chunk begins.
+    uint64_t end = begin + step - FSTI_PLAN_PAGE_BYTES;
+    if (end >= extent->end) return extent->end;
+    const fsti_plan_item *item = &plan->items[segment_at(plan, extent, end)->item];
+    uint64_t tensor = plan_tensor_offset(build, item);
+    uint64_t cut = end < tensor ? end : tensor + (end - tensor) / made * made;
+    return cut > begin ? cut : end;
+}
+
+/// The chunk from `first` on that byte `offset` of the file is in.
+static uint32_t chunk_of(const fsti_plan *plan, uint32_t first, uint64_t offset) {
+    uint32_t low = first, high = (uint32_t)plan->chunk_count;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (plan->chunks[middle].begin <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /// Cuts an extent at multiples of the chunk size from its first page, of views from the beginning
 /// of the file, and tells every item which chunks hold its bytes.
 static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     fsti_plan *plan = build->plan;
     const fsti_plan_extent *extent = &plan->extents[extent_index];
-    uint64_t step = plan->chunk_bytes;
-    uint64_t origin =
-        fsti_align_down(extent->begin, build->rules->is_view ? step : FSTI_PLAN_PAGE_BYTES);
+    uint64_t origin = fsti_align_down(extent->begin, build->rules->is_view ? plan->chunk_bytes
+                                                                           : FSTI_PLAN_PAGE_BYTES);
     uint32_t first = (uint32_t)plan->chunk_count;
     for (uint64_t begin = extent->begin; begin < extent->end;) {
-        uint64_t end = fsti_align_down(begin - origin, step) + step + origin;
-        end = fsti_min(end, extent->end);
+        uint64_t end = end_of_chunk(build, extent, origin, begin);
         if (!fsti_array_reserve((void **)&plan->chunks, &build->chunk_capacity, plan->chunk_count,
                                 sizeof *plan->chunks, UINT32_MAX))
             return fsti_error_memory(build->error, plan->chunk_count * sizeof *plan->chunks);
@@ -147,10 +190,10 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
         uint32_t number = (uint32_t)(extent->segment_first + i);
         if (number < item->segment_first) item->segment_first = number;
         item->segment_end = number + 1;
-        uint64_t low = (segment->file_offset - origin) / step;
-        uint64_t high = (fsti_plan_segment_end(segment) - 1 - origin) / step;
-        if (first + low < item->chunk_first) item->chunk_first = (uint32_t)(first + low);
-        if (first + high + 1 > item->chunk_end) item->chunk_end = (uint32_t)(first + high + 1);
+        uint32_t low = chunk_of(plan, first, segment->file_offset);
+        uint32_t high = chunk_of(plan, low, fsti_plan_segment_end(segment) - 1);
+        if (low < item->chunk_first) item->chunk_first = low;
+        if (high + 1 > item->chunk_end) item->chunk_end = high + 1;
     }
     plan->bytes_planned += extent->end - extent->begin;
     return FST_OK;

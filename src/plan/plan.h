@@ -59,6 +59,9 @@ typedef struct fsti_plan_rules {
     /// their borders.
     uint32_t verify_bytes;
     const uint64_t *file_bytes; ///< by file, its size; needed with verify_bytes
+    /// By file, the bytes of a tensor, from its first on, that are made at once, so that who wants
+    /// some of them pays for all: chunks end where these do. 0: any number; NULL: in all files.
+    const uint64_t *made_bytes;
 } fsti_plan_rules;
 
 typedef struct fsti_plan_item {

@@ -76,6 +76,8 @@ fst_status fsti_writer_pack(fst_writer *writer, save_file *file, fst_error *erro
 fst_status fsti_writer_copy_whole(fst_writer *writer, fst_error *error) {
     fsti_copy copy = {.source = writer->origin, .report = fsti_writer_report, .context = writer};
     FST_TRY(fsti_output_copy(writer->files[0].output, &copy, error));
+    // Room was made for a header of our own, which is a page: more than a small file has.
+    FST_TRY(fsti_output_trim(writer->files[0].output, fsti_file_size(writer->origin), error));
     pthread_mutex_lock(&writer->lock);
     writer->bytes_copied = copy.bytes_copied;
     writer->counts.bytes_written = copy.bytes_copied;

@@ -184,6 +184,29 @@ TEST(slices_read_their_chunks_alone)
     free(plain.bytes);
 }
 
+/// However many threads share the work: what one of them reads and decodes no other does.
+TEST(a_load_reads_each_chunk_once)
+{
+    fst_model *model;
+    fst_loader *loader;
+    fst_file_info info;
+    if (make_packed() == NULL) return;
+    for (uint32_t threads = 1; threads <= 4; threads++) {
+        CHECK_INT(fst_model_open(make_packed(), NULL, &model, NULL), FST_OK);
+        CHECK_INT(fst_model_file_info(model, 0, &info, NULL), FST_OK);
+        fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+        fst_load_stats stats = FST_STRUCT_INIT(fst_load_stats);
+        options.thread_count = threads;
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+        CHECK(stats.stored_bytes > 0 && stats.stored_bytes <= info.stored_bytes);
+        CHECK_INT(stats.decoded_bytes, stats.bytes_requested);
+        fst_loader_close(loader);
+        fst_model_close(model);
+    }
+}
+
 // ---- damage ----
 
 /// Where a compressed file has what.

@@ -531,3 +531,44 @@ TEST(no_chunk_is_a_gap_alone)
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);
     fsti_plan_clear(&plan);
 }
+
+/// Of what is made of other bytes a piece is made for one chunk, however tensors are sized.
+TEST(chunks_end_where_pieces_do)
+{
+    model m;
+    init_model(&m, 8);
+    uint64_t sizes[] = {(uint64_t)5 << 20, 8200, ((uint64_t)30 << 20) + 72, 3, (uint64_t)9 << 20};
+    uint64_t made = (uint64_t)256 << 10, begin = 0, crossed = 0;
+    fsti_plan_want wants[5] = {{.tensor = 0}};
+    for (uint32_t i = 0; i < 5; i++) {
+        add_tensor(&m, FST_DTYPE_U8, 1, &sizes[i]);
+        wants[i].tensor = i;
+    }
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_rules rules = plain_rules;
+    rules.made_bytes = &made;
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+    for (size_t i = 0; i < plan.chunk_count; i++) {
+        const fsti_plan_chunk *chunk = &plan.chunks[i];
+        CHECK(begin == 0 || chunk->begin == begin);
+        CHECK(chunk->end > chunk->begin && chunk->end - chunk->begin <= plan.chunk_bytes);
+        begin = chunk->end;
+        for (uint32_t t = 0; t < 5; t++) {
+            const fsti_tensor *tensor = &m.header.tensors[t];
+            uint64_t first = m.header.data_begin + tensor->begin;
+            if (begin > first && begin < m.header.data_begin + tensor->end)
+                crossed += (begin - first) % made != 0;
+        }
+    }
+    CHECK_INT(crossed, 0);
+    CHECK(plan.chunk_count > 5);
+    for (size_t i = 0; i < 5; i++) {
+        const fsti_plan_item *item = &plan.items[i];
+        CHECK(plan.chunks[item->chunk_first].begin <= item->file_offset &&
+              plan.chunks[item->chunk_first].end > item->file_offset);
+        CHECK(plan.chunks[item->chunk_end - 1].end >= item->file_offset + sizes[i] &&
+              plan.chunks[item->chunk_end - 1].begin < item->file_offset + sizes[i]);
+    }
+    fsti_plan_clear(&plan);
+}
