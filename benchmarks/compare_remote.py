@@ -5,8 +5,8 @@
                                         [--peers PYTHON]
 
 Servers: nginx (http and https), SeaweedFS, and nginx behind a relay that gives a connection 60 MB/s
-after 30 ms ("slow"). Contenders: load_file; Run:ai's model streamer (as it comes, and 1 x 32 MiB);
-s3torchconnector with safetensors; plain parallel ranges by curl (-Z, 8 ranges, to memory). Peers
+after 30 ms ("slow"). Contenders: load_file; Run:ai's model streamer (as it comes, 1 x 32 MiB, and 2
+connections); s3torchconnector with safetensors; plain parallel ranges by libcurl alone. Peers
 run under `--peers`, a Python that has them (and safetensors, torch); what is missing has no row.
 Figures: GB/s, median [lowest-highest], and peak memory. Bytes are checked by their digest.
 """
@@ -15,16 +15,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import hashlib
+import hmac
 import json
 import os
 import pathlib
-import select
-import socket
+import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python" / "tests"))
@@ -62,23 +67,6 @@ def load():
     with client.reader(url) as reader:
         return {name: t.numpy() for name, t in load_bytes(reader.read()).items()}
 """
-CURL = """
-import subprocess, sys
-url, ca = sys.argv[1:3]
-size = int(sys.argv[3])
-def load():
-    import tempfile
-    step = -(-size // 8)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        words = ["curl", "-sfZ", "--parallel-immediate"]
-        for i in range(8):
-            span = f"{i * step}-{min(size, (i + 1) * step) - 1}"
-            words += ["-r", span, url, "-o", f"{folder}/{i}"]
-            words += ["--cacert", ca] if ca else []
-            words += ["--next"] if i < 7 else []
-        subprocess.run(words, check=True)
-    return {}
-"""
 MEASURE = """
 import hashlib, json, resource, time
 begin = time.perf_counter()
@@ -92,76 +80,103 @@ print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >>
 """
 
 
-def pump(source: socket.socket, target: socket.socket, rate: float | None) -> None:
-    """Carry bytes one way until either side ends; `rate`: bytes a second."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            if rate is not None:
-                time.sleep(len(data) / rate)
-            target.sendall(data)
-    for end in (source, target):
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+def build(folder: pathlib.Path) -> dict[str, str]:
+    """Compile the yardstick and the relay; their paths."""
+    made = {}
+    for name in ("plain_ranges", "slow_relay"):
+        made[name] = str(folder / name)
+        subprocess.run([shutil.which("cc") or "gcc", "-O2", "-D_GNU_SOURCE", "-Isrc", "-Iinclude",
+                        f"benchmarks/{name}.c", "-o", made[name], "-pthread",
+                        *(["-l:libcurl.so.4"] if name == "plain_ranges" else [])],
+                       cwd=ROOT, check=True)
+    return made
 
 
 @contextlib.contextmanager
-def relay(port: int, delay_s: float = 0.03, rate: float = 60e6):
+def relay(program: str, url: str, delay_ms: int = 30, rate: int = 60_000_000):
     """Give each connection its own rate, and each first byte a delay."""
-
-    def serve(client: socket.socket) -> None:
-        upstream = socket.create_connection(("127.0.0.1", port))
-        threading.Thread(target=pump, args=(client, upstream, None), daemon=True).start()
-        select.select([upstream], [], [])
-        time.sleep(delay_s)
-        pump(upstream, client, rate)
-
-    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                threading.Thread(target=serve, args=(client,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.close()
+    upstream = url.rstrip("/").rsplit(":", 1)[1]
+    with subprocess.Popen([program, upstream, str(delay_ms), str(rate)], stdout=subprocess.PIPE,
+                          text=True) as process:
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}/"
+        finally:
+            process.kill()
 
 
-def run(python: str, program: str, words: list[str], environment: dict[str, str]):
+def run_words(words: list[str], environment: dict[str, str]):
     """One run: (seconds, MiB, digest), or None and why."""
-    done = subprocess.run([python, "-c", program + MEASURE, *words], capture_output=True, text=True,
-                          env={**os.environ, **environment}, check=False, timeout=120)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True,
+                              env={**os.environ, **environment}, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        return None, "nothing for 60 s"
     if done.returncode != 0:
         return None, (done.stderr.strip().splitlines() or ["?"])[-1][:100]
     return json.loads(done.stdout.splitlines()[-1]), ""
+
+
+def presigned(endpoint: str, path: str, key: str, secret: str) -> str:
+    """An address of S3 that is signed for an hour."""
+    host = endpoint.split("//")[1].rstrip("/")
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    scope = f"{now[:8]}/us-east-1/s3/aws4_request"
+    fields = {"X-Amz-Algorithm": "AWS4-HMAC-SHA256", "X-Amz-Credential": f"{key}/{scope}",
+              "X-Amz-Date": now, "X-Amz-Expires": "3600", "X-Amz-SignedHeaders": "host"}
+    query = urllib.parse.urlencode(fields, quote_via=urllib.parse.quote, safe="")
+    asked = f"GET\n{path}\n{query}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD"
+    text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(asked.encode()).hexdigest()}"
+    mac = b"AWS4" + secret.encode()
+    for part in [*scope.split("/"), text]:
+        mac = hmac.new(mac, part.encode(), hashlib.sha256).digest()
+    return f"http://{host}{path}?{query}&X-Amz-Signature={mac.hex()}"
+
+
+@dataclass
+class Place:
+    """Where a file is served, and what it is held against."""
+
+    endpoint: str
+    plain: str  # the address that libcurl alone asks
+    file: pathlib.Path
+    size: int
+    program: str
+    ca: str = ""
+    is_s3: bool = False
+    connections: tuple[int, ...] = (8,)
 
 
 KEYS = {"AWS_ACCESS_KEY_ID": "KEY", "AWS_SECRET_ACCESS_KEY": "SECRET", "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true"}
 
 
-def contenders(peers: str | None, endpoint: str, plain: str, ca: str, size: int, is_s3: bool):
-    """(name, python, program, words, environment) of each."""
+def contenders(place: Place, peers: str | None):
+    """(name, words, environment) of each."""
+    endpoint, ca = place.endpoint, place.ca
     key = {**KEYS, "AWS_ENDPOINT_URL": endpoint}
     if ca:
         key["AWS_CA_BUNDLE"] = ca
     streamer = {**key, "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0",
                 "RUNAI_STREAMER_S3_ENDPOINT": endpoint}
     address = "s3://bench/m.safetensors"
-    rows = [("fastsafetensors", sys.executable, OURS, [address if is_s3 else plain, ca], key)]
+    rows = [("fastsafetensors", [sys.executable, "-c", OURS + MEASURE,
+                                 address if place.is_s3 else place.plain, ca], key)]
     if peers:
-        rows += [
-            ("model-streamer, as it comes", peers, STREAMER, [address, ca], streamer),
-            ("model-streamer, 1 x 32 MiB", peers, STREAMER, [address, ca],
-             {**streamer, "RUNAI_STREAMER_CONCURRENCY": "1",
-              "RUNAI_STREAMER_CHUNK_BYTESIZE": str(32 << 20)}),
-            ("s3torchconnector + safetensors", peers, CONNECTOR, [address, ca], key),
-        ]
-    if not is_s3:
-        rows.append(("curl, 8 ranges", sys.executable, CURL, [plain, ca, str(size)], {}))
+        programs = {
+            "model-streamer, as it comes": (STREAMER, streamer),
+            "model-streamer, 1 x 32 MiB": (STREAMER, {
+                **streamer, "RUNAI_STREAMER_CONCURRENCY": "1",
+                "RUNAI_STREAMER_CHUNK_BYTESIZE": str(32 << 20)}),
+            "model-streamer, 2": (STREAMER, {**streamer, "RUNAI_STREAMER_CONCURRENCY": "2"}),
+            "s3torchconnector + safetensors": (CONNECTOR, key),
+        }
+        rows += [(name, [peers, "-c", program + MEASURE, address, ca], settings)
+                 for name, (program, settings) in programs.items()]
+    step = min(8 << 20, max(1 << 20, place.size // 16))
+    for count in place.connections:
+        rows.append((f"libcurl, {count} connections",
+                     [place.program, place.plain, str(place.size), str(count), str(step),
+                      str(place.file), ca], {}))
     return rows
 
 
@@ -170,8 +185,10 @@ def measure(title: str, rows: list, size: int, runs: int) -> list[str]:
     found: dict[str, list] = {row[0]: [] for row in rows}
     reasons: dict[str, str] = {}
     for _ in range(runs):
-        for name, python, program, words, environment in rows:
-            result, why = run(python, program, words, environment)
+        for name, words, environment in rows:
+            if name in reasons:
+                continue  # what has failed once is not waited for again
+            result, why = run_words(words, environment)
             if result is None:
                 reasons[name] = why
             else:
@@ -188,6 +205,12 @@ def measure(title: str, rows: list, size: int, runs: int) -> list[str]:
                      f"[{speeds[0]:.2f}-{speeds[-1]:.2f}] | {max(r[1] for r in results)} | |")
     print("\n".join(lines), flush=True)
     return lines
+
+
+def fetch(url: str) -> bytes:
+    """All of an object."""
+    with urllib.request.urlopen(url) as answer:
+        return answer.read()
 
 
 def make_certificate(folder: pathlib.Path) -> tuple[str, str]:
@@ -225,22 +248,24 @@ def main() -> None:
     print("\n".join(lines))
     wanted = given.only.split(",")
 
-    def compare(title: str, url: str, ca: str = "", is_s3: bool = False) -> None:
-        rows = contenders(given.peers, url.rstrip("/"), f"{url}bench/m.safetensors", ca, size,
-                          is_s3)
-        lines.extend(measure(title, rows, size, given.runs))
+    programs = build(folder)
+
+    def compare(title: str, url: str, **more: Any) -> None:
+        plain = more.pop("plain", f"{url}bench/m.safetensors")
+        place = Place(url.rstrip("/"), plain, file, size, programs["plain_ranges"], **more)
+        lines.extend(measure(title, contenders(place, given.peers), size, given.runs))
 
     if "http" in wanted or "slow" in wanted:
         with nginx(folder / "nginx", folder) as url:
             if "http" in wanted:
                 compare("http", url)
             if "slow" in wanted:
-                with relay(int(url.rstrip("/").rsplit(":", 1)[1])) as port:
-                    compare("slow", f"http://127.0.0.1:{port}/")
+                with relay(programs["slow_relay"], url) as far:
+                    compare("slow", far, connections=(8, 48))
     if "https" in wanted:
         pair = make_certificate(folder)
         with nginx(folder / "tls", folder, pair) as url:
-            compare("https", url, pair[0])
+            compare("https", url, ca=pair[0])
     if "seaweed" in wanted and find_program("weed"):
         with seaweed(folder / "weed", "KEY", "SECRET") as url:
             remote.configure(endpoint=url, access_key="KEY", secret_key="SECRET")
@@ -250,7 +275,13 @@ def main() -> None:
                     break
                 except OSError:
                     time.sleep(0.1)
-            compare("SeaweedFS", url + "/", is_s3=True)
+            stored = folder / "stored.safetensors"  # an object's tensors may lie in another order
+            stored.write_bytes(fetch(presigned(url, "/bench/m.safetensors", "KEY", "SECRET")))
+            file = stored
+            compare("SeaweedFS", url + "/", is_s3=True,
+                    plain=presigned(url, "/bench/m.safetensors", "KEY", "SECRET"))
+            stored.unlink()
+            file = folder / "bench" / "m.safetensors"
     file.unlink()
     (folder / "report.md").write_text("\n".join(lines) + "\n")
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes what reads bytes of servers: heads, addresses of redirects, listings.
+/// Fuzzes what reads bytes of servers: heads, addresses of redirects, listings, what lenders and
+/// the Hub answer; and what Azure's signature is made of.
 #include <string.h>
 
 #include "fuzz_target.h"
 #include "net/answer.h"
+#include "net/hub.h"
 #include "net/listing.h"
 #include "net/net.h"
+#include "net/shared_key.h"
+#include "net/token_text.h"
 #include "net/url.h"
 
 static void read_head(const char *text, size_t size) {
@@ -42,6 +46,65 @@ static bool see_key(void *context, const char *key) {
     return ++*count < 1000;
 }
 
+static bool see_text(void *context, const char *text) {
+    size_t *count = context;
+    if (strlen(text) >= 4096) __builtin_trap();
+    return ++*count < 1000;
+}
+
+/// Answers of those who lend credentials, and of the Hub.
+static void read_tokens(const char *text, size_t size) {
+    char value[64], form[128] = "";
+    unsigned char bytes[96];
+    size_t count = 0;
+    if (fsti_json_find(text, size, "sha", value, sizeof value) && strlen(value) >= sizeof value)
+        __builtin_trap();
+    const json_list list = {text, size, "siblings", "rfilename"};
+    (void)fsti_json_visit(&list, see_text, &count);
+    (void)fsti_date_read(text);
+    (void)fsti_form_add(form, sizeof form, "a", text);
+    int64_t length = fsti_base64_read(text, bytes, sizeof bytes);
+    if (length > (int64_t)sizeof bytes || strlen(form) >= sizeof form) __builtin_trap();
+    if (length < 0) return;
+    // What was read is written, and read as the same.
+    char again[BASE64_BYTES(sizeof bytes)];
+    unsigned char twice[sizeof bytes];
+    fsti_base64_write(bytes, (size_t)length, false, again);
+    if (fsti_base64_read(again, twice, sizeof twice) != length ||
+        memcmp(bytes, twice, (size_t)length) != 0)
+        __builtin_trap();
+}
+
+static void read_hub(const char *text) {
+    net_url url;
+    hub_name name;
+    if (fsti_url_parse(text, &url) != NULL || fsti_hub_parse(&url, &name) != NULL) return;
+    if (name.path.size == 0 || name.repository.size == 0 || name.revision[0] == '\0')
+        __builtin_trap();
+}
+
+static void sign_address(const char *text) {
+    char line[SHARED_KEY_LINE_BYTES];
+    net_url url;
+    if (fsti_url_parse(text, &url) != NULL) return;
+    const char *const lines[] = {"x-ms-date: Sun, 22 Nov 2026 10:00:00 GMT",
+                                 "x-ms-version: 2021-12-02"};
+    const shared_key_request request = {.method = "GET",
+                                        .account = "account",
+                                        .path = url.path,
+                                        .query = url.query,
+                                        .lines = lines,
+                                        .line_count = 2,
+                                        .type = "",
+                                        .range = "bytes=0-1",
+                                        .match = "",
+                                        .none_match = "",
+                                        .key = (const unsigned char *)"key",
+                                        .key_size = 3};
+    if (fsti_shared_key_sign(&request, line, sizeof line) && strlen(line) >= sizeof line)
+        __builtin_trap();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     listing page;
     size_t count = 0;
@@ -49,6 +112,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (text == NULL) return 0;
     read_head(text, size);
     read_url(text);
+    read_tokens(text, size);
+    read_hub(text);
+    sign_address(text);
     (void)fsti_listing_read(text, size, see_key, &count, &page);
     fsti_free(text);
     return 0;

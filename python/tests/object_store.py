@@ -123,7 +123,9 @@ class ObjectStore(WebServer):
 
     def put(self, path: str, data: bytes, request: Request, etag: str | None = None) -> Answer:
         """Put an object in place."""
-        if request.headers.get("if-none-match") == "*" and path in self.objects:
+        is_new = request.headers.get("if-none-match") == "*"
+        is_new = is_new or request.headers.get("x-goog-if-generation-match") == "0"
+        if is_new and path in self.objects:
             return failure("412 Precondition Failed", "PreconditionFailed")
         self.objects[path] = (data, etag or mark(data))
         self.dates.pop(path, None)
@@ -172,9 +174,10 @@ class ObjectStore(WebServer):
         if not names or any(name.decode() not in blocks for name in names):
             return failure("400 Bad Request", "InvalidBlockList")
         data = b"".join(blocks[name.decode()] for name in names)
-        del self.blocks[path]
         answer = self.put(path, data, request)
-        answer.status = "201 Created"
+        if answer.status.startswith("200"):
+            del self.blocks[path]
+            answer.status = "201 Created"
         return answer
 
     def list(self, path: str, query: dict[str, str], page: int = 1000) -> Answer:

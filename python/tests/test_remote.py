@@ -263,3 +263,20 @@ def test_without_libcurl_addresses_are_one_clear_error(
         check=True,
     )
     assert "libcurl4" in shown.stdout
+
+
+def test_what_is_wanted_is_what_is_asked_for(tmp_path: pathlib.Path) -> None:
+    """Three tensors of forty, and an eighth of each one's rows: at most 1.1 times their bytes."""
+    file = tmp_path / "m.safetensors"
+    tensors = {f"t{i:02}": numpy.full((256, 1024), i, numpy.float32) for i in range(40)}
+    fst_numpy.save_file(tensors, file)
+    with web_server(tmp_path) as server:
+        with fastsafetensors.safe_open(server.url + file.name, "numpy") as opened:
+            for name in ("t03", "t17", "t31"):
+                assert (opened.get_tensor(name) == tensors[name]).all()
+        assert server.sent_bytes <= 1.1 * 3 * tensors["t03"].nbytes
+        before = server.sent_bytes
+        with fastsafetensors.safe_open(server.url + file.name, "numpy") as opened:
+            for name, value in tensors.items():
+                assert (opened.get_slice(name)[64:96] == value[64:96]).all()
+        assert server.sent_bytes - before <= 1.1 * sum(t.nbytes // 8 for t in tensors.values())

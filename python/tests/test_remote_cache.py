@@ -189,7 +189,7 @@ def digest(path: pathlib.Path) -> str:
 
 def test_processes_fetch_a_model_once(tmp_path: pathlib.Path) -> None:
     """Four at once: at most 1.01 times its bytes leave the server; then none."""
-    make(tmp_path / "model.safetensors", 32, 1024)  # 32 MiB
+    make(tmp_path / "model.safetensors", 16, 1024)  # 16 MiB
     size, wanted = (
         (tmp_path / "model.safetensors").stat().st_size,
         digest(tmp_path / "model.safetensors"),
@@ -212,7 +212,7 @@ def test_processes_fetch_a_model_once(tmp_path: pathlib.Path) -> None:
 def test_who_is_killed_leaves_nothing_wrong(tmp_path: pathlib.Path) -> None:
     """kill -9 at random moments of a load: the next one has the right bytes, and asks for no more
     than what is not there."""
-    make(tmp_path / "model.safetensors", 24, 1024)
+    make(tmp_path / "model.safetensors", 10, 1024)
     wanted, generator = local(tmp_path / "model.safetensors"), random.Random(22)
     size = (tmp_path / "model.safetensors").stat().st_size
 

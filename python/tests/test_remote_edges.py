@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import random
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -71,7 +73,7 @@ def serve_slowly(listener: socket.socket, stop: threading.Event) -> None:
 
 def test_a_byte_now_and_then() -> None:
     """A server that trickles is given up as one that says nothing is."""
-    remote.configure(connect_ms=500, first_byte_ms=500, stall_ms=500, retry_base_ms=2)
+    remote.configure(connect_ms=300, first_byte_ms=300, stall_ms=300, retry_base_ms=2, tries_max=3)
     stop = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve_slowly, args=(listener, stop), daemon=True).start()
@@ -191,3 +193,54 @@ def test_replaced_at_random_points(path: pathlib.Path, obeys: bool) -> None:
                 continue
             assert any((loaded == data).all() for data in right)
     assert changed > 5
+
+
+def test_merging_presigned_addresses(tmp_path: pathlib.Path, command: str) -> None:
+    """Their queries are on every request, and in nothing that is said; also of an index."""
+    names = ["one", "two"]
+    for name in names:
+        fst_numpy.save_file({name: numpy.ones((9, 9), numpy.float32)}, tmp_path / f"{name}.st")
+    index = {"weight_map": {name: f"{name}.st" for name in names}}
+    (tmp_path / "all.index.json").write_text(json.dumps(index))
+    fst_numpy.save_file({"three": numpy.ones(3, numpy.float32)}, tmp_path / "three.st")
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        if "MySecret" in request.query:
+            return answer
+        return Answer("403 Forbidden", {}, b"<Error><Code>AccessDenied</Code></Error>")
+
+    out = tmp_path / "out.safetensors"
+    with web_server(tmp_path, fault) as server:
+        for sources in (["one.st", "two.st"], ["all.index.json", "three.st"]):
+            asked = [f"{server.url}{name}?X-Amz-Signature=MySecret" for name in sources]
+            run = [command, "merge", *asked, str(out)]
+            done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+            assert "MySecret" not in done.stdout + done.stderr
+            assert set(names) <= set(fst_numpy.load_file(out))
+            out.unlink()
+        again = [f"{server.url}one.st?X-Amz-Signature=MySecret"] * 2
+        run = [command, "merge", *again, str(out)]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+        assert "is in two files" in done.stderr and "MySecret" not in done.stderr
+
+
+def test_words_where_there_is_no_cache(path: pathlib.Path) -> None:
+    """The reason has no empty words; verify=True says that nothing is looked for beside it."""
+    with web_server(path.parent) as server:
+        with closing(Model(server.url + path.name)) as model, closing(model.load()) as loader:
+            reason = loader.stats()["reason"]
+        assert "by range requests" in reason and "; ," not in reason, reason
+        with pytest.raises(FileNotFoundError, match="beside an address nothing is looked for"):
+            fst_numpy.load_file(server.url + path.name, verify=True)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "http"])
+@pytest.mark.parametrize("bucket", [".", ".."])
+def test_buckets_that_are_steps(scheme: str, bucket: str) -> None:
+    """A bucket `..` would lead out of the endpoint's path."""
+    with object_store() as server:
+        remote.configure(endpoint=server.url, anonymous=True)
+        with pytest.raises(ValueError, match="is no name"):
+            fst_numpy.load_file(f"{scheme}://{bucket}/x.safetensors")
+        assert server.log == []

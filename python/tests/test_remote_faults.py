@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pathlib
 import socket
@@ -17,11 +18,12 @@ import numpy
 import pytest
 from web_server import Answer, Request, seeded, web_server
 
+from fastsafetensors import SafetensorError, remote
 from fastsafetensors import numpy as fst_numpy
-from fastsafetensors import remote
 from fastsafetensors._core import Model
 
 SIZE_BYTES = 12 << 20
+REFUSALS = (SafetensorError, OSError, RuntimeError, ValueError)
 QUICK = {"first_byte_ms": 300, "connect_ms": 1000, "stall_ms": 300, "retry_base_ms": 5}
 
 
@@ -196,9 +198,133 @@ def test_no_wrong_byte_of_many_faults(path: pathlib.Path) -> None:
             try:
                 data, _ = load_stats(server.url + path.name)
                 assert hashlib.sha256(data).digest() == right
-            except (OSError, RuntimeError) as error:
+            except REFUSALS as error:
                 assert server.url.rstrip("/") in str(error)
                 failures += 1
             loads += 1
             assert time.monotonic() - begin < 30
+    print(f"{len(server.log)} requests, {loads} loads, {failures} failed by name")
     assert failures < loads / 4
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_an_object_that_is_replaced_at_any_point(tmp_path: pathlib.Path, is_ignored: bool) -> None:
+    """Fifty random points: all old, all new, or an error; also where If-Match is ignored."""
+    file = tmp_path / "model.safetensors"
+    versions = []
+    for value in range(2):
+        fst_numpy.save_file({"all": numpy.full(6 << 20, value, numpy.uint8)}, file)
+        versions.append((file.read_bytes(), f'"{value}"'))
+    generator = seeded(7)
+    lock = threading.Lock()
+    left = 0
+
+    def replace(request: Request, answer: Answer) -> Answer:
+        nonlocal left
+        with lock:
+            left -= 1
+            data, etag = versions[1 if left < 0 else 0]
+        if not is_ignored and request.headers.get("if-match", etag) != etag:
+            return Answer("412 Precondition Failed", {"ETag": etag})
+        begin, end = request.span(len(data)) or (0, len(data))
+        headers = {"ETag": etag, "Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"}
+        answer = Answer("206 Partial Content", headers, data[begin:end])
+        if generator.random() < 0.2:  # what comes short goes on behind the replacement
+            answer.send_bytes, answer.end = int(generator.random() * (end - begin)), "close"
+        return answer
+
+    ends = {"old": 0, "new": 0, "changed": 0}
+    with web_server(tmp_path, replace) as server:
+        for _ in range(50):
+            left = generator.randrange(7)
+            try:
+                data, _ = load_stats(server.url + file.name)
+                held = numpy.frombuffer(data, numpy.uint8)
+                assert held.min() == held.max()
+                ends["new" if held[0] == 1 else "old"] += 1
+            except REFUSALS as error:
+                assert (
+                    "replaced" in str(error)
+                    or "changed" in str(error).lower()
+                    or "ETag" in str(error)
+                ), error
+                ends["changed"] += 1
+    assert min(ends.values()) > 0, ends
+
+
+def test_headers_of_a_set_come_together(tmp_path: pathlib.Path) -> None:
+    """Each is a round trip: of eight files they are under way at once, in whatever order they
+    end; of those that fail the first is named."""
+    names = [f"model-{i:05}-of-00008.safetensors" for i in range(1, 9)]
+    for name in names:
+        fst_numpy.save_file({name: numpy.ones(3)}, tmp_path / name)
+    weights = {name: name for name in names}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    all_there = threading.Barrier(8)
+    missing: set[str] = set()
+
+    def meet(request: Request, answer: Answer) -> Answer:
+        name = request.path.lstrip("/")
+        if name in names and not all_there.broken:
+            all_there.wait(10)
+        return Answer("404 Not Found") if name in missing else answer
+
+    remote.configure(first_byte_ms=20000)
+    with web_server(tmp_path, meet) as server:
+        for _ in range(2):
+            with closing(Model(server.url + index.name)) as model:
+                assert sorted(model.names()) == names
+        assert not all_there.broken
+        missing |= {names[6], names[2], names[4]}
+        with pytest.raises(FileNotFoundError, match="00003-of"):
+            Model(server.url + index.name)
+        all_there.abort()
+
+
+def test_a_thousand_failures_tell_no_secret(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys, tokens, queries: not in a message, also where the server sends them all back."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    numbers = seeded(3)
+    statuses = [f"{status} Oh" for status in (400, 401, 403, 404, 405, 409, 412, 416, 500, 503)]
+    statuses += ["206 Partial Content", "302 Found", "307 There", "200 OK"]
+
+    def echo(request: Request, answer: Answer) -> Answer:
+        known = f"{request.headers.get('authorization', '')} {request.query}"
+        known += request.headers.get("x-amz-security-token", "")
+        code = numbers.choice([known, known[-40:], known[:60], "AccessDenied"])
+        headers = {"x-amz-request-id": code, "x-ms-error-code": code, "X-Error-Code": code}
+        if numbers.random() < 0.3:
+            headers["Location"] = f"{numbers.choice(['http', 'file', 'x'])}://h.invalid:1/?{known}"
+        if numbers.random() < 0.2:
+            headers["Content-Range"] = code
+        body = f"<Error><Code>{code}</Code><Message>{known}</Message></Error>"
+        return Answer(numbers.choice(statuses), headers, body.encode())
+
+    secrets = ["KEYSECRET", "SESSIONSECRET", "TOKENSECRET", "SASSECRET", "QUERYSECRET"]
+    with web_server(tmp_path, echo) as server:
+        common = {"endpoint": server.url, "tries_max": 1, "retry_base_ms": 1}
+        kinds = [
+            ("s3://b/k.safetensors", {"access_key": "AKID", "secret_key": "KEYSECRET",
+                                      "session_token": "SESSIONSECRET"}),
+            ("gs://b/k.safetensors", {"bearer_token": "TOKENSECRET"}),
+            ("hf://b/k/m.safetensors", {"bearer_token": "hf_TOKENSECRET"}),
+            ("az://b/k.safetensors", {"account": "acct", "sas_token": "sv=1&sig=SASSECRET"}),
+            (server.url + "m.safetensors?X-Amz-Signature=QUERYSECRET&a=b", {}),
+        ]  # fmt: skip
+        failures = 0
+        for number in range(1000):
+            address, settings = kinds[number % len(kinds)]
+            remote.configure(**{**common, **settings})
+            with pytest.raises(REFUSALS) as caught:
+                if number % 7 == 0 and address[:2] in ("s3", "gs", "az"):
+                    fst_numpy.save_file({"x": numpy.ones(3)}, address)
+                    raise OSError("saved")  # a 200 is what it says
+                Model(address)
+            failures += 1
+            told = f"{caught.value} {caught.value!r} {vars(caught.value)}"
+            assert not any(secret in told for secret in secrets), told
+        assert failures == 1000

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy
 import pytest
-from object_store import ObjectStore, failure, object_store, signature
+from object_store import ObjectStore, failure, mark, object_store, signature
 from web_server import Answer, Request, web_server
 
 from fastsafetensors import numpy as fst_numpy
@@ -25,6 +25,7 @@ from fastsafetensors._core import Model
 
 PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_", "IDENTITY_", "CLOUDSDK_", "GCE_")
 ADDRESS = "s3://bucket/m.safetensors"
+PLACE = "/bucket/m.safetensors"
 
 
 @pytest.fixture(autouse=True)
@@ -102,14 +103,21 @@ def lender() -> Lender:
     return Lender()
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file of two tensors, which take several requests."""
+    file = tmp_path_factory.mktemp("model") / "m.safetensors"
+    value = numpy.arange(9 << 20, dtype=numpy.uint8)
+    fst_numpy.save_file({"a": value, "b": value}, file)
+    return file.read_bytes()
+
+
 @pytest.fixture
-def store(lender: Lender) -> Iterator[ObjectStore]:
+def store(lender: Lender, model: bytes) -> Iterator[ObjectStore]:
     """A store that takes lent keys, with a model."""
     with object_store(keys=lender.good) as server:
         lender.good["OWNER"] = "OWNERSECRET"
-        remote.configure(endpoint=server.url, access_key="OWNER", secret_key="OWNERSECRET")
-        value = numpy.arange(9 << 20, dtype=numpy.uint8)
-        fst_numpy.save_file({"a": value, "b": value}, ADDRESS)
+        server.objects[PLACE] = (model, mark(model))
         remote.configure(endpoint=server.url, retry_base_ms=2)
         yield server
 
@@ -326,28 +334,38 @@ def test_a_clock_that_is_wrong(store: ObjectStore) -> None:
     assert names() == ["a", "b"]
 
 
-def test_another_region(store: ObjectStore) -> None:
-    """x-amz-bucket-region of a 301 or 400: asked there once; also for saves and listings."""
+@pytest.mark.parametrize(
+    "status", ["301 Moved Permanently", "307 Temporary Redirect", "400 Bad Request"]
+)
+def test_another_region(store: ObjectStore, status: str) -> None:
+    """x-amz-bucket-region of a refusal or redirect: asked there once, signed for it; reads, small
+    and large saves, listings, removals."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
+    refused: set[str] = set()
 
     def refuse(request: Request) -> Answer | None:
         if "/eu-north-1/s3/" in request.headers["authorization"]:
             return None
-        status = "301 Moved Permanently" if request.method == "GET" else "400 Bad Request"
+        refused.add(request.method)
         answer = failure(status, "AuthorizationHeaderMalformed")
         answer.headers["x-amz-bucket-region"] = "eu-north-1"
+        if status.startswith("3"):
+            answer.headers["Location"] = f"http://localhost:{store.server_address[1]}/elsewhere"
         return answer
 
     store.refuse = refuse
     assert names() == ["a", "b"]
-    fst_numpy.save_file({"x": numpy.zeros(20 << 20, numpy.uint8)}, "s3://bucket/dir/m.safetensors")
-    model = Model("s3://bucket/dir/")
-    model.close()
-    store.refuse = lambda request: Answer(
-        "301 Moved Permanently", {"x-amz-bucket-region": "eu-west-9"}
-    )
-    with pytest.raises(OSError, match="301"):
+    for count in (20 << 20, 20):
+        value = numpy.zeros(count, numpy.uint8)
+        fst_numpy.save_file({"x": value}, "s3://bucket/dir/m.safetensors")
+        assert len(fst_numpy.load_file("s3://bucket/dir/")["x"]) == count
+    assert refused == {"GET", "PUT", "POST"}
+    store.refuse = lambda request: Answer(status, {"x-amz-bucket-region": "eu-west-9"})
+    with pytest.raises(OSError, match=status[:3]):
         names()
+    with pytest.raises(OSError, match=status[:3]):
+        fst_numpy.save_file({"x": value}, "s3://bucket/dir/m.safetensors")
+    assert all(r.path != "/elsewhere" for r in store.log)
 
 
 def test_a_version(store: ObjectStore) -> None:

@@ -229,3 +229,91 @@ def test_hostile_listings(folder: pathlib.Path) -> None:
             remote.configure(endpoint=server.url, anonymous=True)
             with pytest.raises(Exception, match=words):
                 Model("s3://bucket/m/")
+
+
+def serve_hub(commits: dict[str, dict[str, bytes]], branches: dict[str, str]) -> Fault:
+    """A Hub of one repository, me/model: branches, commits and their files."""
+
+    def answer(request: Request, unused: Answer) -> Answer:
+        path = urllib.parse.unquote(request.path)
+        kind, _, rest = path.removeprefix("/api/models").removeprefix("/me/model/").partition("/")
+        revision = next((b for b in branches if f"{rest}/".startswith(f"{b}/")), rest[:40])
+        commit = branches.get(revision, revision)
+        if commit not in commits:
+            return Answer("404 Not Found", {"X-Error-Code": "RevisionNotFound"})
+        if kind == "revision":
+            files = [{"rfilename": name, "size": 1} for name in commits[commit]]
+            text = json.dumps({"id": "me/model", "tags": ["a]"], "sha": commit, "siblings": files})
+            return Answer("200 OK", {}, text.encode())
+        data = commits[commit][rest.removeprefix(revision).lstrip("/")]
+        begin, end = request.span(len(data)) or (0, len(data))
+        span = f"bytes {begin}-{end - 1}/{len(data)}"
+        headers = {"Content-Range": span, "ETag": f'"{hash(data):x}"'}
+        return Answer("206 Partial Content", headers, data[begin:end])
+
+    return answer
+
+
+def hub_commits(tmp_path: pathlib.Path) -> dict[str, dict[str, bytes]]:
+    """Two commits of a set of two files, with other values under the same names."""
+    commits = {}
+    for number, commit in enumerate(("a" * 40, "b" * 40)):
+        files, weights = {}, {}
+        for part in range(2):
+            name = f"model-0000{part + 1}-of-00002.safetensors"
+            fst_numpy.save_file({f"t{part}": numpy.full(9, number)}, tmp_path / name)
+            files[name] = (tmp_path / name).read_bytes()
+            weights[f"t{part}"] = name
+        index = json.dumps({"metadata": {}, "weight_map": weights}).encode()
+        commits[commit] = {
+            "README.md": b"",
+            "model.safetensors.index.json": index,
+            **files,
+            **{f"sub/{name}": data for name, data in files.items()},
+            "sub/.hidden.safetensors": b"",
+        }
+    return commits
+
+
+@pytest.mark.parametrize("branch", ["main", "refs/pr/1", "v1"])
+@pytest.mark.parametrize("place", ["/model.safetensors.index.json", "/", "/sub/"])
+def test_a_branch_that_goes_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, branch: str, place: str
+) -> None:
+    """All files of a set are of the commit that its branch was at when it was opened."""
+    branches = {branch: "a" * 40}
+    good = serve_hub(hub_commits(tmp_path), branches)
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        answer = good(request, answer)
+        branches[branch] = "b" * 40  # behind the first answer
+        return answer
+
+    with web_server(tmp_path, fault) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        revision = "" if branch == "main" else f"@{branch}"
+        for value in range(2):
+            loaded = fst_numpy.load_file(f"hf://me/model{revision}{place}")
+            assert {name: int(t[0]) for name, t in loaded.items()} == {"t0": value, "t1": value}
+        hub.log.clear()
+        assert len(fst_numpy.load_file(f"hf://me/model@{'a' * 40}{place}")) == 2
+        wanted = 0 if place.endswith("json") else 1  # a commit stays what it is
+        assert len([r for r in hub.log if r.path.startswith("/api/")]) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b'{"sha": "main"}', b'{"sha": 7}', b"[" * 99999, b'{"sha": "%s"}' % (b"A" * 40)],
+)
+def test_a_hub_that_names_no_commit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    """Nothing is loaded of a set whose version nobody tells."""
+    with web_server(tmp_path, lambda request, answer: Answer("200 OK", {}, text)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with pytest.raises(OSError, match="does not say what commit|says nothing"):
+            Model("hf://me/model/model.safetensors.index.json")
+        assert len(hub.log) == 1
+        commit = "c" * 40
+        with pytest.raises(OSError, match="list of files can't be read|says nothing"):
+            Model(f"hf://me/model@{commit}/")

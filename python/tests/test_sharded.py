@@ -189,11 +189,22 @@ def test_alone(folder, torch):
     for wrong, words in (({"big": "x"}, "big: a dimension is"), (["big"], "dims must be")):
         with pytest.raises(TypeError, match=words):
             load_sharded(path, wrong)
-    with pytest.raises(ValueError, match="dimension 9"):
+    with pytest.raises(ValueError, match="^big: dimension 9 of"):
         load_sharded(path, {"big": 9})
     assert load_sharded(path, {}) == {}
     with pytest.raises(ValueError, match="strategy must be one of"):
         load_sharded(folder / "model.safetensors", {"big": 0}, strategy="x")
+
+
+@pytest.mark.parametrize("shape, dim", [((4, 6), 2), ((4, 6), -3), ((), 0)])
+def test_a_dimension_that_a_tensor_lacks(torch, shape, dim):
+    """It is no other dimension of it, and no error without words."""
+    from torch.distributed.tensor import Shard
+
+    from fastsafetensors._rank_parts import part_on_mesh
+
+    with pytest.raises(ValueError, match=f"dimension {dim} of a tensor of {len(shape)}"):
+        part_on_mesh(shape, [Shard(dim)], [2], [1])
 
 
 def test_choice(torch):

@@ -68,7 +68,11 @@ static fst_status open_files(const file_list *files, uint32_t flags, fst_model *
         fsti_verification_close(files->verification);
     else
         model->verification = files->verification;
-    for (size_t i = 0; i < files->count && status == FST_OK; i++) {
+    // Without digests: a scan of whole files takes them in turn.
+    bool is_ahead = status == FST_OK && files->each == NULL && model->verification == NULL &&
+                    fsti_model_opens_ahead(files->paths, files->count);
+    if (is_ahead) status = fsti_model_open_ahead(model, files->paths, files->count, flags, error);
+    for (size_t i = 0; !is_ahead && i < files->count && status == FST_OK; i++) {
         if (files->each != NULL)
             status =
                 fsti_verification_add(files->paths[i], files->each, &model->verification, error);

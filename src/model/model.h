@@ -120,6 +120,11 @@ fst_status fsti_model_file_open(const fst_model *model, const char *path, uint32
 fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_t flags,
                                 model_file *out, fst_error *error);
 void fsti_model_file_clear(model_file *file);
+/// Whether files are opened together: several, all at addresses.
+bool fsti_model_opens_ahead(const char *const *paths, size_t count);
+/// Opens them all into model->files, some at a time; the first in order that fails is the error.
+fst_status fsti_model_open_ahead(fst_model *model, const char *const *paths, size_t count,
+                                 uint32_t flags, fst_error *error);
 
 /// Adds the tensors of all files (or those that `index` maps) to the model's table.
 fst_status fsti_model_merge(fst_model *model, const fsti_index *index, fst_error *error);

@@ -258,22 +258,30 @@ static fst_status open_bucket_url(const char *url, uint64_t hash_key,
     return status;
 }
 
+static bool is_bucket(const char *url) {
+    static const char *const listed[] = {"s3://", "gs://", "az://"};
+    for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
+        if (strncasecmp(url, listed[i], 5) == 0) return strcspn(url + 5, "/?#") == strlen(url + 5);
+    return false;
+}
+
 static fst_status open_url(const char *url, uint64_t hash_key,
                            const model_verification *verification, model_paths *out,
                            fst_error *error) {
     static const char ending[] = ".index.json";
     size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
     bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
-    if (is_index) return open_index_url(url, hash_key, verification, out, error);
-    static const char *const listed[] = {"s3://", "gs://", "az://"};
-    bool is_bucket = false; // and nothing else
-    for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
-        if (strncasecmp(url, listed[i], 5) == 0)
-            is_bucket = strcspn(url + 5, "/?#") == strlen(url + 5);
-    if (is_bucket) return open_bucket_url(url, hash_key, verification, out, error);
-    if (length > 0 && url[length - 1] == '/')
-        return open_folder_url(url, hash_key, verification, out, error);
-    return push_path(out, "", 0, url, error);
+    bool is_folder = length > 0 && url[length - 1] == '/';
+    if (is_bucket(url)) return open_bucket_url(url, hash_key, verification, out, error);
+    if (!is_index && !is_folder) return push_path(out, "", 0, url, error);
+    // All files are of one version, also of a branch that goes on meanwhile.
+    char *settled = NULL;
+    FST_TRY(fsti_net_settle(url, &settled, error));
+    const char *base = settled == NULL ? url : settled;
+    fst_status status = is_index ? open_index_url(base, hash_key, verification, out, error)
+                                 : open_folder_url(base, hash_key, verification, out, error);
+    fsti_free(settled);
+    return status;
 }
 
 fst_status fsti_model_paths(const char *path, uint64_t hash_key,

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hub.h"
 #include "listing.h"
 #include "request.h"
 #include "store.h"
@@ -65,7 +66,9 @@ static fst_status read_pages(net_store *store, const char *url, folder_visit *fo
     fsti_error_place place = FSTI_NOWHERE;
     fsti_url_tell(url, name, sizeof name);
     place.file = name;
-    if (store->kind == NET_STORE_WEB || store->kind == NET_STORE_HUB)
+    if (store->kind == NET_STORE_HUB)
+        return fsti_hub_list(store, url, folder->visit, folder->context, error);
+    if (store->kind == NET_STORE_WEB)
         return fsti_error_set(error, FST_E_UNSUPPORTED, place,
                               "a web server lists no folders: name the file, or the index");
     for (uint32_t i = 0; i < PAGE_COUNT_MAX; i++) {

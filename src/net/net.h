@@ -28,6 +28,9 @@ bool fsti_net_usable(char *reason, size_t reason_size);
 /// is no listing.
 typedef fst_status (*fsti_key_visitor)(void *context, const char *name, fst_error *error);
 fst_status fsti_net_list(const char *url, fsti_key_visitor visit, void *context, fst_error *error);
+/// The address with what may move under it held still: of the Hub a branch by its commit, which
+/// takes one request. *out is from fsti_alloc; NULL: nothing of it moves.
+fst_status fsti_net_settle(const char *url, char **out, fst_error *error);
 /// Whether nothing that is there may be replaced.
 bool fsti_net_must_be_new(void);
 

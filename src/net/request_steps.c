@@ -324,6 +324,15 @@ static bool fail_for_good(net_request *request, net_attempt *attempt, int result
     return is_final;
 }
 
+/// Whether a store sends to where its bucket is: who asks goes there himself, and signs for that
+/// region. (A redirect that is followed is not signed.)
+static bool is_other_region(const net_request *request, const net_attempt *attempt) {
+    const net_store *store = store_of(request);
+    const char *region = attempt->answer.region;
+    return store != NULL && store->kind == NET_STORE_S3 && !attempt->is_redirected &&
+           region[0] != '\0' && strcmp(region, store->region) != 0;
+}
+
 request_step fsti_request_finish(net_request *request, net_attempt *attempt, int result,
                                  bool *slower) {
     *slower = false;
@@ -338,7 +347,9 @@ request_step fsti_request_finish(net_request *request, net_attempt *attempt, int
     case NET_UNCHANGED: return finish_unchanged(request, attempt);
     case NET_AGAIN:
     case NET_SLOWER: return try_again(request, attempt, result);
-    case NET_ELSEWHERE: return follow_redirect(request, attempt);
+    case NET_ELSEWHERE:
+        return is_other_region(request, attempt) ? finish_refused(request, attempt)
+                                                 : follow_redirect(request, attempt);
     default:
         return can_be_mended(request, attempt) ? REQUEST_AGAIN : finish_refused(request, attempt);
     }

@@ -43,8 +43,7 @@ void fsti_window_grow(net_window *window, uint64_t bytes, uint64_t now_ns) {
     if (!is_faster) window->has_settled = true;
     if (is_faster && !window->has_settled) {
         window->best_rate = rate;
-        window->size =
-            (uint32_t)fsti_min(window->size + fsti_max(window->size / 2, 1), window->size_max);
+        window->size = (uint32_t)fsti_min(2 * (uint64_t)window->size, window->size_max);
     } else if (window->size < fsti_min(NET_WINDOW_FIRST, window->size_max)) {
         window->size++; // back from where a server's advice has put it
     }

@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hub.h"
 #include "lease.h"
 #include "settings.h"
 #include "token_text.h"
 
-#define HUB "https://huggingface.co"
 #define GCS "https://storage.googleapis.com"
 
 static const struct {
@@ -258,37 +258,12 @@ static bool write_bucket(const net_store *store, url_part bucket, char *out, siz
     return used > 0 && (size_t)used < size;
 }
 
-/// hf://ORGANISATION/REPOSITORY[@REVISION]/PATH
-static fst_status write_hub(const net_store *store, const net_url *url, char *out, size_t size,
-                            fst_error *error) {
-    const char *at = url->path.at, *end = at + url->path.size;
-    if (at < end) at++;
-    const char *slash = memchr(at, '/', (size_t)(end - at));
-    const char *repository_end = slash == NULL ? end : slash;
-    const char *mark = memchr(at, '@', (size_t)(repository_end - at));
-    url_part revision = {"main", 4};
-    if (mark != NULL) revision = (url_part){mark + 1, (size_t)(repository_end - mark) - 1};
-    url_part repository = {at, (size_t)((mark == NULL ? repository_end : mark) - at)};
-    char escaped[192];
-    if (repository.size == 0 || revision.size == 0 || slash == NULL ||
-        !fsti_url_escape(revision, false, escaped, sizeof escaped))
-        return refuse(url->scheme.at, "of the Hub it is hf://OWNER/NAME[@REVISION]/FILE", error);
-    char path[3 * 1024];
-    const net_url rest = {.path = {slash, (size_t)(end - slash)}};
-    char key[URL_BYTES_MAX];
-    if (!fsti_url_key(&rest, key, sizeof key) ||
-        !fsti_url_escape((url_part){key, strlen(key)}, true, path, sizeof path))
-        return refuse(url->scheme.at, "it is too long", error);
-    int used = snprintf(out, size, "%s/%.*s/%.*s/resolve/%s/%s",
-                        store->endpoint[0] != '\0' ? store->endpoint : HUB, (int)url->host.size,
-                        url->host.at, (int)repository.size, repository.at, escaped, path);
-    return used > 0 && (size_t)used < size ? FST_OK
-                                           : refuse(url->scheme.at, "it is too long", error);
-}
-
 static fst_status write_object(const net_store *store, const net_url *url, char *out, size_t size,
                                fst_error *error) {
-    if (store->kind == NET_STORE_HUB) return write_hub(store, url, out, size, error);
+    if (store->kind == NET_STORE_HUB) {
+        const char *why = fsti_hub_address(store, url, out, size);
+        return why == NULL ? FST_OK : refuse(url->scheme.at, why, error);
+    }
     if (store->kind == NET_STORE_AZURE && store->account[0] == '\0')
         return refuse(url->scheme.at, "no account: set AZURE_STORAGE_ACCOUNT_NAME", error);
     if (!write_bucket(store, url->host, out, size))

@@ -86,24 +86,48 @@ static bool skip_inside(json_text *text) {
     return depth == 0;
 }
 
+/// Passes over a value.
+static bool skip_value(json_text *text) {
+    if (take(text, '{') || take(text, '[')) return skip_inside(text);
+    return take(text, '"') ? read_text(text, NULL, 0) : read_word(text, NULL, 0);
+}
+
+/// Goes to the value of an object's member.
+static bool find_member(json_text *text, const char *name) {
+    char key[64];
+    if (!take(text, '{')) return false;
+    do {
+        if (!take(text, '"')) return false;
+        json_text copy = *text;
+        bool is_it = read_text(&copy, key, sizeof key) && strcmp(key, name) == 0;
+        if (!read_text(text, NULL, 0) || !take(text, ':')) return false;
+        skip_blanks(text);
+        if (is_it) return true;
+        if (!skip_value(text)) return false;
+    } while (take(text, ','));
+    return false;
+}
+
 bool fsti_json_find(const char *text, size_t size, const char *name, char *out, size_t out_size) {
     json_text rest = {text, text + size};
-    char key[64];
-    if (!take(&rest, '{')) return false;
+    if (!find_member(&rest, name) || take(&rest, '{') || take(&rest, '[')) return false;
+    return take(&rest, '"') ? read_text(&rest, out, out_size) : read_word(&rest, out, out_size);
+}
+
+bool fsti_json_visit(const json_list *list, fsti_json_visitor visit, void *context) {
+    char value[1100];
+    json_text rest = {list->text, list->text + list->size};
+    if (!find_member(&rest, list->list) || !take(&rest, '[')) return false;
+    if (take(&rest, ']')) return true;
     do {
-        json_text copy;
-        if (!take(&rest, '"')) return false;
-        copy = rest;
-        bool is_it = read_text(&copy, key, sizeof key) && strcmp(key, name) == 0;
-        if (!read_text(&rest, NULL, 0) || !take(&rest, ':')) return false;
-        char *wanted = is_it ? out : NULL;
-        bool is_inside = take(&rest, '{') || take(&rest, '[');
-        bool is_good = is_inside          ? skip_inside(&rest)
-                       : take(&rest, '"') ? read_text(&rest, wanted, out_size)
-                                          : read_word(&rest, wanted, out_size);
-        if (!is_good || is_it) return is_good && !is_inside;
+        skip_blanks(&rest);
+        const char *begin = rest.at;
+        if (!skip_value(&rest) ||
+            !fsti_json_find(begin, (size_t)(rest.at - begin), list->name, value, sizeof value))
+            return false;
+        if (!visit(context, value)) return true;
     } while (take(&rest, ','));
-    return false;
+    return take(&rest, ']');
 }
 
 // ---- dates ----

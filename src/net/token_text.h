@@ -9,6 +9,15 @@
 /// stands there. False where there is none at the object's top, or it does not fit, or the text is
 /// no JSON up to there.
 bool fsti_json_find(const char *text, size_t size, const char *name, char *out, size_t out_size);
+/// A list of objects in JSON, and the member of them that is wanted: {"LIST": [{"NAME": "text"}]}.
+typedef struct json_list {
+    const char *text;
+    size_t size;
+    const char *list, *name;
+} json_list;
+/// Its texts. `visit` returns false to end it. False where the text is no such JSON.
+typedef bool (*fsti_json_visitor)(void *context, const char *text);
+bool fsti_json_visit(const json_list *list, fsti_json_visitor visit, void *context);
 /// Unix time of "2026-11-22T10:00:00Z" (a fraction of the second is passed over); -1 for no date.
 int64_t fsti_date_read(const char *text);
 /// Adds "name=value" to a form, the value escaped, with an & between. False where it does not fit.

@@ -40,7 +40,7 @@ typedef struct upload_slot {
 struct fsti_upload {
     pid_t owner;
     net_store *store;
-    char *url, *name;
+    char *url, *name, *given; ///< given: the address as it was given
     uint64_t size_bytes, part_bytes;
     upload_place place;
     atomic_bool stop;
@@ -55,6 +55,7 @@ struct fsti_upload {
     bool is_committed;
     fst_status status; ///< of the first part that failed, and why
     fst_error error;
+    char region[40]; ///< where the bucket is, if the store has said that when it failed
 };
 
 static fst_status fail(const fsti_upload *upload, fst_status status, const char *what,
@@ -113,23 +114,30 @@ static fst_status make_upload(const char *url, uint64_t size_bytes, fsti_upload 
     choose_sizes(upload);
     *out = upload;
     upload->name = fsti_string_copy(name, strlen(name));
+    upload->given = fsti_string_copy(url, strlen(url));
     upload->place.marks = fsti_alloc_zeroed(upload->place.part_count, sizeof(upload_mark));
-    if (upload->name == NULL || upload->place.marks == NULL)
+    if (upload->name == NULL || upload->given == NULL || upload->place.marks == NULL)
         return fsti_error_memory(error, upload->place.part_count * sizeof(upload_mark));
     FST_TRY(fsti_store_open(url, &upload->store, error));
     FST_TRY(check_place(upload->store, url, error));
     return fsti_store_address(upload->store, url, &upload->url, error);
 }
 
+/// Goes to where the bucket is.
+static fst_status move_upload(fsti_upload *upload, fst_error *error) {
+    fsti_free(upload->url);
+    upload->url = NULL;
+    FST_TRY(fsti_store_address(upload->store, upload->given, &upload->url, error));
+    upload->place.url = upload->url;
+    return FST_OK;
+}
+
 /// Begins; of a bucket that is in another region, once more there.
-static fst_status begin_parts(fsti_upload *upload, const char *url, fst_error *error) {
+static fst_status begin_parts(fsti_upload *upload, fst_error *error) {
     char region[sizeof upload->store->region] = "";
     fst_status status = fsti_upload_begin(&upload->place, region, sizeof region, error);
     if (status == FST_OK || !fsti_store_move(upload->store, region)) return status;
-    fsti_free(upload->url);
-    upload->url = NULL;
-    FST_TRY(fsti_store_address(upload->store, url, &upload->url, error));
-    upload->place.url = upload->url;
+    FST_TRY(move_upload(upload, error));
     return fsti_upload_begin(&upload->place, region, sizeof region, error);
 }
 
@@ -148,7 +156,7 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **
         upload->place.stop = &upload->stop;
         upload->place.must_be_new = fsti_net_must_be_new();
     }
-    if (status == FST_OK && upload->place.part_count > 1) status = begin_parts(upload, url, error);
+    if (status == FST_OK && upload->place.part_count > 1) status = begin_parts(upload, error);
     if (status != FST_OK) {
         fsti_upload_close(upload);
         return status;
@@ -178,6 +186,7 @@ static void finish_part(net_request *request) {
     } else if (upload->status == FST_OK) {
         upload->status = status;
         upload->error = error;
+        memcpy(upload->region, request->answer.region, sizeof upload->region);
         atomic_store(&upload->stop, true); // the others need not go on
     }
     slot->state = SLOT_FREE;
@@ -341,7 +350,8 @@ fst_status fsti_upload_drain(fsti_upload *upload, fst_error *error) {
 
 // ---- the end ----
 
-static fst_status send_whole(fsti_upload *upload, fst_error *error) {
+/// One request for all of it. *elsewhere: the bucket is in another region.
+static fst_status try_whole(fsti_upload *upload, bool *elsewhere, fst_error *error) {
     upload_slot *slot = &upload->slots[0];
     pthread_mutex_lock(&upload->lock);
     fst_status status = use_slot(upload, slot, 0, error); // of an object of no bytes there is none
@@ -351,12 +361,25 @@ static fst_status send_whole(fsti_upload *upload, fst_error *error) {
     if (status != FST_OK) return status;
     fst_error cause = {0};
     status = fsti_upload_drain(upload, &cause);
+    *elsewhere = status != FST_OK && fsti_store_move(upload->store, upload->region);
     // What is there already may be this one, by a try whose answer was lost.
     bool may_be_it = cause.os_errno == EEXIST && upload->counts.requests > 1;
     if (may_be_it && fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes))
         return FST_OK;
     if (status != FST_OK && error != NULL) *error = cause;
     return status;
+}
+
+static fst_status send_whole(fsti_upload *upload, fst_error *error) {
+    bool elsewhere = false;
+    fst_status status = try_whole(upload, &elsewhere, error);
+    if (!elsewhere) return status;
+    pthread_mutex_lock(&upload->lock);
+    upload->status = FST_OK;
+    atomic_store(&upload->stop, false);
+    pthread_mutex_unlock(&upload->lock);
+    FST_TRY(move_upload(upload, error));
+    return try_whole(upload, &elsewhere, error);
 }
 
 fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
@@ -421,32 +444,41 @@ void fsti_upload_close(fsti_upload *upload) {
     fsti_free(upload->place.marks);
     fsti_free(upload->url);
     fsti_free(upload->name);
+    fsti_free(upload->given);
     fsti_free(upload);
 }
 
 // ---- removal ----
 
+/// *elsewhere: the bucket is in another region, which the store is of from now on.
+static fst_status try_removal(net_store *store, const char *url, bool *elsewhere,
+                              fst_error *error) {
+    char *address = NULL, name[NAME_BYTES_MAX];
+    FST_TRY(fsti_store_address(store, url, &address, error));
+    fsti_url_tell(url, name, sizeof name);
+    net_request request = {.method = "DELETE",
+                           .url = address,
+                           .name = name,
+                           .store = store,
+                           .text_bytes_max = ANSWER_BYTES_MAX};
+    fsti_request_run(&request);
+    fsti_free(request.text);
+    fsti_free(address);
+    fst_status status = request.status == FST_E_NOT_FOUND ? FST_OK : request.status;
+    *elsewhere = status != FST_OK && fsti_store_move(store, request.answer.region);
+    if (status != FST_OK && error != NULL) *error = request.error;
+    return status;
+}
+
 fst_status fsti_net_remove(const char *url, fst_error *error) {
     const curl_library *curl;
     net_store *store = NULL;
-    char *address = NULL, name[NAME_BYTES_MAX];
+    bool elsewhere = false;
     FST_TRY(fsti_curl_open(&curl, error));
     FST_TRY(fsti_store_open(url, &store, error));
-    fsti_url_tell(url, name, sizeof name);
     fst_status status = check_place(store, url, error);
-    if (status == FST_OK) status = fsti_store_address(store, url, &address, error);
-    if (status == FST_OK) {
-        net_request request = {.method = "DELETE",
-                               .url = address,
-                               .name = name,
-                               .store = store,
-                               .text_bytes_max = ANSWER_BYTES_MAX};
-        fsti_request_run(&request);
-        fsti_free(request.text);
-        status = request.status == FST_E_NOT_FOUND ? FST_OK : request.status;
-        if (status != FST_OK && error != NULL) *error = request.error;
-    }
-    fsti_free(address);
+    if (status == FST_OK) status = try_removal(store, url, &elsewhere, error);
+    if (elsewhere) status = try_removal(store, url, &elsewhere, error);
     fsti_store_unref(store);
     return status;
 }

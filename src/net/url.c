@@ -86,6 +86,9 @@ static const char *parse_authority(const char *at, const char *end, net_url *out
         out->host = (url_part){at, (size_t)(host_end - at)};
     }
     if (out->host.size == 0) return "it names no host";
+    // As a bucket it would be a step of the endpoint's path.
+    if (fsti_url_part_is(out->host, ".") || fsti_url_part_is(out->host, ".."))
+        return "its host or bucket is no name";
     for (size_t i = 0; i < out->host.size; i++) {
         char byte = out->host.at[i];
         bool is_good = is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' ||

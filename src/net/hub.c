@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The Hub: revisions, and the files of a repository.
+#include "hub.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "request.h"
+#include "token_text.h"
+
+#define HUB "https://huggingface.co"
+/// A repository of 100,000 files takes 8 MB.
+#define ANSWER_BYTES_MAX ((size_t)16 << 20)
+#define COMMIT_DIGITS 40u
+
+static const char wrong_form[] = "of the Hub it is hf://OWNER/NAME[@REVISION]/FILE";
+
+/// The end of a revision that begins at `at`: one of refs/pr/N or refs/convert/NAME has slashes.
+static const char *find_revision_end(const char *at, const char *end) {
+    static const char *const starts[] = {"refs/pr/", "refs/convert/"};
+    const char *from = at;
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        size_t size = strlen(starts[i]);
+        if ((size_t)(end - at) > size && memcmp(at, starts[i], size) == 0) from = at + size;
+    }
+    const char *slash = memchr(from, '/', (size_t)(end - from));
+    return slash == NULL ? end : slash;
+}
+
+const char *fsti_hub_parse(const net_url *url, hub_name *out) {
+    const char *at = url->path.at, *end = at + url->path.size;
+    *out = (hub_name){.owner = url->host, .revision = "main"};
+    if (at < end) at++;
+    const char *name_end = at;
+    while (name_end < end && *name_end != '/' && *name_end != '@') name_end++;
+    out->repository = (url_part){at, (size_t)(name_end - at)};
+    const char *slash = name_end;
+    if (name_end < end && *name_end == '@') {
+        const char *begin = name_end + 1;
+        slash = find_revision_end(begin, end);
+        const url_part revision = {begin, (size_t)(slash - begin)};
+        if (revision.size == 0 ||
+            !fsti_url_unescape(revision, out->revision, sizeof out->revision)) // refs%2Fpr%2F1
+            return wrong_form;
+    }
+    out->path = (url_part){slash, (size_t)(end - slash)};
+    return out->repository.size == 0 || slash == end ? wrong_form : NULL;
+}
+
+static const char *endpoint_of(const net_store *store) {
+    return store->endpoint[0] != '\0' ? store->endpoint : HUB;
+}
+
+static bool escape_revision(const hub_name *name, char *out, size_t size) {
+    return fsti_url_escape((url_part){name->revision, strlen(name->revision)}, false, out, size);
+}
+
+const char *fsti_hub_address(const net_store *store, const net_url *url, char *out, size_t size) {
+    hub_name name;
+    char revision[3 * sizeof name.revision], key[URL_BYTES_MAX], path[3 * 1024];
+    const char *why = fsti_hub_parse(url, &name);
+    if (why != NULL) return why;
+    const net_url rest = {.path = name.path};
+    if (!escape_revision(&name, revision, sizeof revision) ||
+        !fsti_url_key(&rest, key, sizeof key) ||
+        !fsti_url_escape((url_part){key, strlen(key)}, true, path, sizeof path))
+        return "it is too long";
+    int used =
+        snprintf(out, size, "%s/%.*s/%.*s/resolve/%s/%s", endpoint_of(store), (int)name.owner.size,
+                 name.owner.at, (int)name.repository.size, name.repository.at, revision, path);
+    return used > 0 && (size_t)used < size ? NULL : "it is too long";
+}
+
+// ---- what it says of a repository ----
+
+static fst_status fail_answer(const char *told, const char *why, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = told;
+    return fsti_error_set(error, FST_E_IO, place, "%s", why);
+}
+
+/// Asks for what a repository is at a revision: JSON, from fsti_alloc.
+static fst_status ask_revision(const net_store *store, const char *url, const hub_name *name,
+                               char **text, size_t *text_bytes, fst_error *error) {
+    char address[URL_BYTES_MAX], revision[3 * sizeof name->revision], told[1024];
+    fsti_url_tell(url, told, sizeof told);
+    int used = -1;
+    if (escape_revision(name, revision, sizeof revision))
+        used = snprintf(address, sizeof address, "%s/api/models/%.*s/%.*s/revision/%s",
+                        endpoint_of(store), (int)name->owner.size, name->owner.at,
+                        (int)name->repository.size, name->repository.at, revision);
+    if (used < 0 || (size_t)used >= sizeof address)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "%s: it is too long", told);
+    net_request request = {
+        .url = address, .name = told, .store = store, .text_bytes_max = ANSWER_BYTES_MAX};
+    fsti_request_run(&request);
+    if (request.status != FST_OK && error != NULL) *error = request.error;
+    *text = request.text;
+    *text_bytes = request.text_bytes;
+    if (request.status != FST_OK || request.text != NULL) return request.status;
+    return fail_answer(told, "the Hub says nothing of the repository", error);
+}
+
+static bool is_commit(const char *text) {
+    return strlen(text) == COMMIT_DIGITS && strspn(text, "0123456789abcdef") == COMMIT_DIGITS;
+}
+
+/// The same address at the commit that the Hub has named; NULL without memory.
+static char *write_settled(const hub_name *name, const char *commit) {
+    size_t size = sizeof "hf:///@" + name->owner.size + name->repository.size + COMMIT_DIGITS +
+                  name->path.size;
+    char *out = fsti_alloc(size);
+    if (out != NULL)
+        snprintf(out, size, "hf://%.*s/%.*s@%s%.*s", (int)name->owner.size, name->owner.at,
+                 (int)name->repository.size, name->repository.at, commit, (int)name->path.size,
+                 name->path.at);
+    return out;
+}
+
+fst_status fsti_net_settle(const char *url, char **out, fst_error *error) {
+    net_url parsed;
+    hub_name name;
+    net_store *store = NULL;
+    char *text = NULL, commit[64] = "";
+    size_t text_bytes = 0;
+    *out = NULL;
+    bool is_hub = fsti_url_parse(url, &parsed) == NULL && fsti_url_part_is(parsed.scheme, "hf") &&
+                  fsti_hub_parse(&parsed, &name) == NULL;
+    if (!is_hub || is_commit(name.revision) || fsti_net_is_offline()) return FST_OK;
+    FST_TRY(fsti_store_open(url, &store, error));
+    fst_status status = ask_revision(store, url, &name, &text, &text_bytes, error);
+    fsti_store_unref(store);
+    if (status == FST_OK &&
+        (!fsti_json_find(text, text_bytes, "sha", commit, sizeof commit) || !is_commit(commit))) {
+        char told[1024];
+        fsti_url_tell(url, told, sizeof told);
+        status = fail_answer(told, "the Hub does not say what commit the revision is", error);
+    }
+    fsti_free(text);
+    FST_TRY(status);
+    *out = write_settled(&name, commit);
+    return *out == NULL ? fsti_error_memory(error, strlen(url)) : FST_OK;
+}
+
+typedef struct hub_folder {
+    char prefix[1024]; ///< of the files, in the repository
+    fsti_key_visitor visit;
+    void *context;
+    fst_error *error;
+    fst_status status;
+} hub_folder;
+
+static bool visit_file(void *context, const char *file) {
+    hub_folder *folder = context;
+    size_t size = strlen(folder->prefix);
+    if (strncmp(file, folder->prefix, size) != 0) return true;
+    const char *name = file + size;
+    // The same rule as for keys of stores: nothing hidden, nothing further below.
+    if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL) return true;
+    folder->status = folder->visit(folder->context, name, folder->error);
+    return folder->status == FST_OK;
+}
+
+fst_status fsti_hub_list(const net_store *store, const char *url, fsti_key_visitor visit,
+                         void *context, fst_error *error) {
+    net_url parsed;
+    hub_name name;
+    char told[1024], *text = NULL;
+    size_t text_bytes = 0;
+    hub_folder folder = {.visit = visit, .context = context, .error = error};
+    fsti_url_tell(url, told, sizeof told);
+    const char *why = fsti_url_parse(url, &parsed);
+    if (why == NULL) why = fsti_hub_parse(&parsed, &name);
+    const net_url rest = {.path = name.path};
+    if (why == NULL && !fsti_url_key(&rest, folder.prefix, sizeof folder.prefix))
+        why = "it is too long";
+    if (why != NULL)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "%s: %s", told, why);
+    FST_TRY(ask_revision(store, url, &name, &text, &text_bytes, error));
+    const json_list list = {text, text_bytes, "siblings", "rfilename"};
+    bool is_read = fsti_json_visit(&list, visit_file, &folder);
+    fsti_free(text);
+    if (!is_read) return fail_answer(told, "the Hub's list of files can't be read", error);
+    return folder.status;
+}
