@@ -11,6 +11,8 @@
 #define SIGNAL_CHECK_MS 100
 /// A load of no more is opened by the thread that asks.
 #define SMALL_LOAD_BYTES ((uint64_t)1 << 20)
+/// The same of views, for which no way to read is tried.
+#define SMALL_VIEW_BYTES ((uint64_t)16 << 20)
 
 /// How far a load is, for whoever waits with a progress callback. Apart from the object, because
 /// an abandoned load goes on telling when that is gone.
@@ -184,10 +186,20 @@ static uint64_t item_bytes(const fst_tensor_info *info, const fst_request_item *
     return info->size_bytes / info->shape[0] * (end - begin);
 }
 
+/// Whether a load gives views, if the system does not refuse them.
+static int gives_views(const fst_model *model, const fst_load_options *options) {
+    fst_verification verified = {.struct_size = sizeof verified};
+    if (options->mode == FST_MODE_MAP) return 1;
+    return options->mode == FST_MODE_AUTO && options->engine == FST_ENGINE_AUTO &&
+           options->cache != FST_CACHE_BYPASS && options->budget_bytes == 0 && !options->convert &&
+           options->device.kind == FST_DEVICE_CPU &&
+           fst_model_verification(model, &verified, NULL) == FST_OK && verified.manifest == NULL;
+}
+
 /// Whether opening the load may take its time: a small one asks the file system for nothing but the
 /// file's size and, where the page cache lacks them, 64 KiB of its bytes.
 static int is_large(const fst_model *model, const fst_load_options *options) {
-    uint64_t left = SMALL_LOAD_BYTES;
+    uint64_t left = gives_views(model, options) ? SMALL_VIEW_BYTES : SMALL_LOAD_BYTES;
     size_t count = options->items != NULL ? options->item_count : fst_model_tensor_count(model);
     for (size_t i = 0; i < count; i++) {
         fst_tensor_info info;

@@ -127,6 +127,9 @@ fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, ui
 /// Bytes of [begin, end) in the page cache. Passive: starts no reading. False when the system does
 /// not tell: to who neither owns nor may write the file it tells nothing, or falsehoods.
 bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes);
+/// Whether the byte at `at` can be had without waiting; anybody may ask. Not passive: where it
+/// can't, the kernel starts reading some pages there.
+bool fsti_file_reads_at_once(fsti_file *file, uint64_t at);
 
 /// One read or write in flight. The caller fills the first part and keeps it alive until it is
 /// reaped.

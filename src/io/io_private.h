@@ -16,6 +16,7 @@ struct fsti_file {
     int fd;
     uint64_t size_bytes, device;
     atomic_uint read_count; ///< of fsti_file_read()
+    atomic_bool is_silent;  ///< what the page cache holds of it was asked for, and refused
     struct timespec modified;
     pthread_mutex_t lock; ///< for what is made on first use, below
     bool direct_probed;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "io_private.h"
@@ -58,14 +59,25 @@ static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint
     return true;
 }
 
+bool fsti_file_reads_at_once(fsti_file *file, uint64_t at) {
+    char byte;
+    struct iovec room = {&byte, 1};
+    if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
+    return preadv2(file->fd, &room, 1, (off_t)at, RWF_NOWAIT) == 1;
+}
+
 bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
     *bytes = 0;
     if (end <= begin) return true;
     if (file->memory != NULL) *bytes = end - begin;
     if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
+    if (atomic_load_explicit(&file->is_silent, memory_order_relaxed)) return false;
     if (!count_by_cachestat(file->fd, begin, end, bytes) &&
-        !count_by_mincore(file, begin, end, bytes))
+        !count_by_mincore(file, begin, end, bytes)) {
+        bool is_refused = !fsti_io_hidden(FSTI_IO_HIDE_CACHESTAT);
+        atomic_store_explicit(&file->is_silent, is_refused, memory_order_relaxed);
         return false;
+    }
     *bytes = fsti_min(*bytes, end - begin);
     return true;
 }

@@ -129,7 +129,8 @@ static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wan
                              .to_device = loader->device != NULL,
                              .is_view = loader->mode == FST_MODE_MAP,
                              .verify_bytes = verify_bytes(loader),
-                             .file_bytes = loader->file_bytes};
+                             .file_bytes = loader->file_bytes,
+                             .made_bytes = loader->made_bytes};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 
@@ -145,11 +146,14 @@ static fst_status list_files(fst_loader *loader, fst_error *error) {
     size_t count = model->file_count;
     loader->headers = fsti_alloc_zeroed(count, sizeof *loader->headers);
     loader->files = fsti_alloc_zeroed(count, sizeof *loader->files);
-    if (loader->headers == NULL || loader->files == NULL)
+    loader->made_bytes = fsti_alloc_zeroed(count, sizeof *loader->made_bytes);
+    if (loader->headers == NULL || loader->files == NULL || loader->made_bytes == NULL)
         return fsti_error_memory(error, count * sizeof *loader->files);
     for (size_t i = 0; i < count; i++) {
         loader->headers[i] = model->files[i].header;
         loader->files[i] = model->files[i].file;
+        if (model->files[i].packed != NULL)
+            loader->made_bytes[i] = fsti_packed_chunk_bytes(model->files[i].packed);
     }
     return FST_OK;
 }
@@ -302,6 +306,7 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_free(loader->files);
     fsti_free(loader->digests);
     fsti_free(loader->file_bytes);
+    fsti_free(loader->made_bytes);
     fsti_model_unref(loader->model);
     pthread_mutex_destroy(&loader->lock);
     fsti_free(loader);

@@ -25,8 +25,9 @@ struct fst_loader {
     /// By file, what it is held against; NULL when the model is not verified.
     const fsti_digest_list **digests;
     uint64_t *file_bytes;
-    fsti_buffer **views; ///< FST_MODE_MAP: mappings by file
-    char **mappings;     ///< their addresses
+    uint64_t *made_bytes; ///< see fsti_plan_rules
+    fsti_buffer **views;  ///< FST_MODE_MAP: mappings by file
+    char **mappings;      ///< their addresses
     fst_allocator allocator;
     fsti_plan plan;
     fsti_pipeline *pipeline;

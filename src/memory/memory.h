@@ -56,6 +56,12 @@ void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
 char *fsti_pages_map(uint64_t bytes);
 /// Makes whole pages present.
 void fsti_pages_populate(char *data, uint64_t size_bytes);
+/// Chooses huge or small pages for memory of fsti_pages_map() that has none yet: some of them are
+/// made, and measured.
+void fsti_pages_choose(char *data, uint64_t size_bytes);
+/// For tests: what makes the pages of 2 MiB, and what it took; NULL: the real one.
+typedef uint64_t (*fsti_pages_measure)(char *data, bool is_huge);
+void fsti_pages_fake(fsti_pages_measure fake);
 
 /// Nodes of memory that the machine has; at least 1.
 uint32_t fsti_numa_node_count(void);

@@ -10,6 +10,8 @@
 
 /// A job this small is done by the caller: threads would cost more than they save.
 #define INLINE_BYTES_MAX ((uint64_t)1 << 20)
+/// Of views of what the page cache holds only the pages are made: a thread takes longer to wake.
+#define INLINE_VIEW_BYTES_MAX ((uint64_t)16 << 20)
 /// Of it, what the page cache is not known to hold: a file server may take its time, and callers
 /// have time limits. So little is not worth a thread all the same.
 #define INLINE_ABSENT_BYTES_MAX ((uint64_t)64 << 10)
@@ -21,14 +23,19 @@ static bool is_small(const fsti_job *job) {
 /// Whether the caller does the job: a small one that does not wait for storage.
 static bool may_run_inline(const fsti_pipeline *pipeline) {
     const fsti_job *job = &pipeline->job;
-    if (!is_small(job) || job->plan->bytes_planned <= INLINE_ABSENT_BYTES_MAX) return is_small(job);
+    uint64_t size = job->plan->bytes_planned;
+    bool is_mere_view = pipeline->sink->is_view && job->digests == NULL;
+    if (is_small(job) && size <= INLINE_ABSENT_BYTES_MAX) return true;
+    if (!is_small(job) && !(is_mere_view && size <= INLINE_VIEW_BYTES_MAX)) return false;
     for (size_t i = 0; i < job->plan->chunk_count; i++) {
         const fsti_plan_chunk *chunk = &job->plan->chunks[i];
         fsti_file *file = job->files[job->plan->extents[chunk->extent].file];
         uint64_t bytes;
-        if (!fsti_file_resident(file, chunk->begin, chunk->end, &bytes) ||
-            bytes < chunk->end - chunk->begin)
-            return false;
+        // A view's chunk was looked at as well as can be.
+        bool is_there = is_mere_view && pipeline->chunks[i].is_resident;
+        if (fsti_file_resident(file, chunk->begin, chunk->end, &bytes))
+            is_there = bytes == chunk->end - chunk->begin;
+        if (!is_there) return false;
     }
     return true;
 }
@@ -87,9 +94,9 @@ bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route fai
     return true;
 }
 
-static void size_threads(fsti_pipeline *pipeline) {
+static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     const fsti_plan *plan = pipeline->job.plan;
-    fsti_thread_facts facts = {.wanted = pipeline->job.thread_count,
+    fsti_thread_facts facts = {.wanted = by_caller ? 1 : pipeline->job.thread_count,
                                .verifies = pipeline->job.digests != NULL,
                                .chunk_count = plan->chunk_count};
     // A small load does not even ask what there is to use.
@@ -162,9 +169,19 @@ static fst_status admit_first(fsti_pipeline *pipeline, size_t file_count, fst_er
         if (error != NULL) *error = pipeline->error;
         return pipeline->error.status;
     }
-    if (pipeline->sink == &fsti_sink_device)
-        FST_TRY(fsti_device_lane_probe(pipeline, file_count, error));
-    size_threads(pipeline);
+    if (pipeline->sink != &fsti_sink_device) return FST_OK;
+    return fsti_device_lane_probe(pipeline, file_count, error);
+}
+
+static fst_status begin_work(fsti_pipeline *pipeline, fst_error *error) {
+    if (pipeline->chunks_done == pipeline->job.plan->chunk_count) { // all of it is there
+        pipeline->first_ns = pipeline->finished_ns = fsti_now_ns();
+        return FST_OK;
+    }
+    bool by_caller = may_run_inline(pipeline);
+    size_threads(pipeline, by_caller);
+    if (!by_caller) return start_threads(pipeline, error);
+    fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
     return FST_OK;
 }
 
@@ -215,16 +232,8 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     bool has_work =
         !pipeline->sink->is_view || job->populate || job->keeps_cache || job->digests != NULL;
     if (status == FST_OK && has_work) status = admit_first(pipeline, file_count, error);
-    if (status == FST_OK) {
-        if (!has_work)
-            finish_views(pipeline);
-        else if (pipeline->chunks_done == job->plan->chunk_count)
-            pipeline->first_ns = pipeline->finished_ns = fsti_now_ns(); // all of it is there
-        else if (may_run_inline(pipeline))
-            fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
-        else
-            status = start_threads(pipeline, error);
-    }
+    if (status == FST_OK && has_work) status = begin_work(pipeline, error);
+    if (status == FST_OK && !has_work) finish_views(pipeline);
     if (status != FST_OK) {
         fsti_pipeline_close(pipeline);
         return status;

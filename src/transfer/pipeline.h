@@ -106,6 +106,7 @@ struct fsti_pipeline {
     fst_error error;
     worker_counts counts;
     pthread_mutex_t progress_lock;  ///< one progress call at a time
+    atomic_bool found_absent;       ///< of a view, where the kernel tells nothing of its pages
     atomic_bool was_huge, was_read; ///< how absent bytes of views came
     atomic_uint dear_count;         ///< chunks whose huge pages the host had to find
     atomic_bool stop;

@@ -21,8 +21,9 @@ fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_
     }
     if (fsti_file_is_object(file)) {
         out->forced = out->resident = &fsti_io_engine_http;
-        snprintf(out->reason, sizeof out->reason, "%s, by range requests (credentials: %s)",
-                 fsti_file_origin_words(file), fsti_file_credentials(file));
+        const char *words = fsti_file_origin_words(file); // of the cache, where there is one
+        snprintf(out->reason, sizeof out->reason, "%s%sby range requests (credentials: %s)", words,
+                 *words != '\0' ? ", " : "", fsti_file_credentials(file));
         return FST_OK;
     }
     fsti_route_facts facts = {.keeps_cache = wish->keeps_cache, .is_small = wish->is_small};

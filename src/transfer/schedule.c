@@ -20,17 +20,37 @@ static bool looks_once(const fsti_pipeline *pipeline) {
     return pipeline->sink != &fsti_sink_device;
 }
 
-/// Bytes of a chunk's samples that are in the page cache; 0 where the system does not tell: what is
-/// not known is read. *total: bytes of the samples.
-static uint64_t sample_residency(fsti_file *file, const fsti_plan_chunk *chunk, uint64_t *total) {
+/// The place of a chunk's sample; the first and the last ones lie at the ends.
+static uint64_t sample_place(const fsti_plan_chunk *chunk, uint64_t index, uint64_t length) {
+    return chunk->begin + (chunk->end - chunk->begin - length) / (SAMPLE_COUNT - 1) * index;
+}
+
+/// Whether a view's chunk is taken to be there, of a file of whose pages the kernel tells nothing:
+/// single bytes are read, if that takes no waiting. Where one is absent the kernel starts reading,
+/// in pages as small as they come; so the rest is taken to be absent as well. Views alone: their
+/// bytes are wanted in the page cache.
+static bool is_at_hand(fsti_pipeline *pipeline, fsti_file *file, const fsti_plan_chunk *chunk) {
+    if (!pipeline->sink->is_view || !pipeline->job.keeps_cache) return false;
+    for (uint64_t i = 0; i < SAMPLE_COUNT; i++) {
+        if (atomic_load(&pipeline->found_absent)) return false;
+        if (!fsti_file_reads_at_once(file, sample_place(chunk, i, 1)))
+            atomic_store(&pipeline->found_absent, true);
+    }
+    return !atomic_load(&pipeline->found_absent);
+}
+
+/// Bytes of a chunk's samples that are in the page cache; what is not known to be is read.
+/// *total: bytes of the samples.
+static uint64_t sample_residency(fsti_pipeline *pipeline, fsti_file *file,
+                                 const fsti_plan_chunk *chunk, uint64_t *total) {
     uint64_t size = chunk->end - chunk->begin, found = 0, bytes;
     bool is_small = size <= SAMPLE_COUNT * SAMPLE_BYTES;
     uint64_t count = is_small ? 1 : SAMPLE_COUNT, length = is_small ? size : SAMPLE_BYTES;
     *total = count * length;
     for (uint64_t i = 0; i < count; i++) {
-        // The first and the last ones lie at the ends.
-        uint64_t at = chunk->begin + (count == 1 ? 0 : (size - length) / (count - 1) * i);
-        if (!fsti_file_resident(file, at, at + length, &bytes)) return 0;
+        uint64_t at = is_small ? chunk->begin : sample_place(chunk, i, length);
+        if (!fsti_file_resident(file, at, at + length, &bytes))
+            return is_at_hand(pipeline, file, chunk) ? *total : 0;
         found += bytes;
     }
     return found;
@@ -53,7 +73,7 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
         // A cache that is to be left alone is looked at whole: a page that is missing after all
         // would be brought in, with what the kernel reads around it.
         if (!pipeline->job.clears_cache)
-            resident = sample_residency(file, chunk, &total);
+            resident = sample_residency(pipeline, file, chunk, &total);
         else if (!fsti_file_resident(file, chunk->begin, chunk->end, &resident))
             resident = 0;
         // A view's missing pages come one by one; to bring in what is there costs nothing.
@@ -108,7 +128,9 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
         return fsti_buffer_device(job->device, batch->buffer_bytes, out, error);
     FST_TRY(fsti_buffer_arena(batch->buffer_bytes, out, error));
     // Pages that are there already stay where they are.
-    *placed = (*out)->is_fresh && fsti_numa_place((*out)->data, (*out)->size_bytes, job->numa);
+    if (!(*out)->is_fresh) return FST_OK;
+    *placed = fsti_numa_place((*out)->data, (*out)->size_bytes, job->numa);
+    fsti_pages_choose((*out)->data, (*out)->size_bytes);
     return FST_OK;
 }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Buffers, kept arenas, NUMA policies over fake topologies, and systems without huge pages.
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -94,6 +97,62 @@ TEST(lower_limit_trims)
     fsti_arena_keep_max(4 << 20);
     CHECK_INT(fsti_arena_trim(), 0);
     fsti_arena_keep_max(0);
+}
+
+/// What the system notes of a mapping: "hg" and "nh" among its flags.
+static bool has_flag(const char *address, const char *flag) {
+    char line[512], wanted[16];
+    bool inside = false, found = false;
+    snprintf(wanted, sizeof wanted, " %s", flag);
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+        unsigned long begin, end;
+        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
+            inside = (unsigned long)address >= begin && (unsigned long)address < end;
+        found = inside && strncmp(line, "VmFlags:", 8) == 0 && strstr(line, wanted) != NULL;
+    }
+    if (maps != NULL) fclose(maps);
+    return found;
+}
+
+static uint64_t huge_cost_ns;
+static unsigned measured_count;
+static uint64_t tell_cost(char *data, bool is_huge) {
+    (void)data;
+    measured_count++;
+    return is_huge ? huge_cost_ns : 1000000;
+}
+
+static void check_choice(uint64_t cost_ns, const char *flag, unsigned count) {
+    huge_cost_ns = cost_ns;
+    measured_count = 0;
+    char *data = fsti_pages_map(32 << 20);
+    fsti_pages_choose(data, 32 << 20);
+    CHECK_INT(measured_count, count);
+    for (size_t at = 0; at < 32 << 20; at += 1 << 20) CHECK(has_flag(data + at, flag));
+    munmap(data, 32 << 20);
+}
+
+/// A system without huge pages refuses to be told of them.
+TEST(pages_are_what_costs_less)
+{
+    char *data = fsti_pages_map(4 << 20);
+    bool has_huge = has_flag(data, "hg");
+    munmap(data, 4 << 20);
+    if (!has_huge) SKIP("the system has no huge pages");
+    fsti_pages_fake(tell_cost);
+    check_choice(100000, "hg", 3); // small ones are not known yet
+    check_choice(1400000, "hg", 1);
+    check_choice(3000000, "nh", 3); // the host has to find them
+    check_choice(100000, "hg", 1);  // it has some again
+    fsti_pages_fake(NULL);
+    data = fsti_pages_map(8 << 20); // little: not asked
+    fsti_pages_fake(tell_cost);
+    measured_count = 0;
+    fsti_pages_choose(data, 8 << 20);
+    CHECK_INT(measured_count, 0);
+    fsti_pages_fake(NULL);
+    munmap(data, 8 << 20);
 }
 
 TEST(without_huge_pages)

@@ -3,7 +3,9 @@
 /// the right bytes or with an error, and nothing stays behind.
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -12,6 +14,7 @@
 #include "fastsafetensors/experimental.h"
 #include "fixture.h"
 #include "io/io.h"
+#include "memory/memory.h"
 #include "transfer/pipeline.h"
 #include "transfer/transfer.h"
 
@@ -319,6 +322,51 @@ TEST(model_open_survives_failing_allocations)
     free((void *)(uintptr_t)paths[1]);
 }
 
+static atomic_uint pages_measured;
+static uint64_t count_measure(char *data, bool is_huge) {
+    (void)data, (void)is_huge;
+    atomic_fetch_add(&pages_measured, 1);
+    return 1000;
+}
+
+/// How often a load of the model measures what pages cost.
+static unsigned measures_of(fst_load_options options) {
+    atomic_store(&pages_measured, 0);
+    return load_all(&options, NULL, NULL) == FST_OK ? atomic_load(&pages_measured) : UINT_MAX;
+}
+
+static void *take_memory(void *context, size_t size_bytes, size_t alignment) {
+    (void)context;
+    void *memory;
+    return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
+}
+
+static void give_memory(void *context, void *pointer, size_t size_bytes) {
+    (void)context, (void)size_bytes;
+    free(pointer);
+}
+
+/// Memory that has its pages, and memory that is somebody else's, is left as it is.
+TEST(fresh_memory_of_loads_has_its_pages_chosen)
+{
+    fst_allocator allocator = {.allocate = take_memory, .release = give_memory};
+    fst_load_options options = options_of(FST_ENGINE_PREAD), foreign = options;
+    fst_load_options views = {.struct_size = sizeof views, .mode = FST_MODE_MAP};
+    foreign.allocator = &allocator;
+    fst_memory_keep(0);
+    fsti_pages_fake(count_measure);
+    unsigned fresh = measures_of(options);
+    CHECK(fresh >= 3 && fresh < UINT_MAX);
+    CHECK_INT(measures_of(options), fresh - 2); // small pages are known by now
+    CHECK_INT(measures_of(foreign), 0);
+    CHECK_INT(measures_of(views), 0);
+    fst_memory_keep(64 << 20);
+    CHECK_INT(measures_of(options), fresh - 2);
+    CHECK_INT(measures_of(options), 0); // kept
+    fst_memory_keep(0);
+    fsti_pages_fake(NULL);
+}
+
 TEST(both_regimes_in_one_file)
 {
     fst_model *model = open_model();
@@ -385,6 +433,38 @@ TEST(views_come_in_huge_pages_unless_these_are_dear)
     CHECK(stats[1].read_count > (COUNT - 16) * 4 && stats[1].read_count <= COUNT * 4 + 64);
     CHECK_INT(stats[2].read_count, stats[2].chunk_count - stats[2].chunks_resident);
     CHECK_INT(stats[0].bytes_copied + stats[1].bytes_copied + stats[1].buffer_bytes, 0);
+}
+
+/// Loads views of the file's first tensors, which the page cache holds.
+static void view_first(const char *path, size_t tensor_count, fst_load_stats *stats) {
+    fst_request_item items[24] = {0};
+    for (size_t i = 0; i < tensor_count; i++) items[i].tensor_index = i;
+    fst_load_options options = {.struct_size = sizeof options,
+                                .thread_count = 4,
+                                .map_populate = 1,
+                                .items = items,
+                                .item_count = tensor_count};
+    fst_model *model;
+    fst_loader *loader;
+    *stats = (fst_load_stats){.struct_size = sizeof *stats};
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    CHECK_INT(fst_loader_stats_get(loader, stats, NULL), FST_OK);
+    CHECK_INT(stats->chunks_resident, stats->chunk_count);
+    CHECK(stats->chunk_count >= 4);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+TEST(a_few_views_that_are_there_need_no_thread)
+{
+    const char *path = fixture_tensors("few_views", 24, 1 << 20);
+    fst_load_stats few, many;
+    view_first(path, 8, &few);
+    view_first(path, 24, &many);
+    CHECK_INT(few.thread_count, 1);
+    CHECK_INT(many.thread_count, 4);
 }
 
 TEST(copy_is_exact_at_every_alignment)
