@@ -91,11 +91,12 @@ def child(order):
     if order["ours"]:
         from fastsafetensors.integrations import accelerate_from_pretrained
 
-        switch = accelerate_from_pretrained()
+        switch = accelerate_from_pretrained(converts=order["converts"])
     from compare_loads import hold_ballast
 
     # Memory that the host has to provide first would be what is measured (docs/benchmarks).
-    hold_ballast(4 << 30)
+    if order["ballast"]:
+        hold_ballast(4 << 30)
     set_state(folder, order["state"])
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = resident_bytes()
@@ -124,6 +125,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--folder", default="build/bench/pretrained")
+    parser.add_argument("--no-ballast", action="store_true",
+                        help="in memory that the host may have to find first")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -136,11 +139,14 @@ def main():
         for state in STATES:
             for dtype in dict.fromkeys((own, "float32")):
                 runs = {"safetensors": [], "fastsafetensors": []}
+                if dtype != own:
+                    runs["converts=True"] = []
                 order = list(runs) * arguments.runs
                 random.shuffle(order)
                 for name in order:
                     job = {"folder": str(folder), "state": state, "dtype": dtype,
-                           "ours": name == "fastsafetensors"}
+                           "ours": name != "safetensors", "converts": name == "converts=True",
+                           "ballast": not arguments.no_ballast}
                     done = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)],
                                           capture_output=True, text=True)
                     if done.returncode:
@@ -155,7 +161,7 @@ def main():
                 for name, results in runs.items():
                     print(row(name, results))
                 medians = [statistics.median(r["seconds"] for r in rs) for rs in runs.values()]
-                print(f"{'x':24}{medians[0] / medians[1]:10.2f}")
+                print(f"{'x':24}" + "".join(f"{medians[0] / m:10.2f}" for m in medians[1:]))
     return 0
 
 

@@ -130,9 +130,12 @@ _HABITS_KEPT = 8
 
 def _habits_of(files: Sequence[str]) -> Habits:
     key = tuple(files)
-    while len(_habits) >= _HABITS_KEPT and key not in _habits:
-        del _habits[next(iter(_habits))]
-    return _habits.setdefault(key, {})
+    # Each step by itself is safe among threads: a lock could be held when the process forks.
+    habits = _habits.setdefault(key, {})
+    for other in list(_habits)[:-_HABITS_KEPT]:
+        if other != key:
+            _habits.pop(other, None)
+    return habits
 
 
 def iterate(

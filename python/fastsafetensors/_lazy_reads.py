@@ -14,6 +14,8 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from math import prod
+from operator import mul, sub
 from typing import Any
 
 from ._core import Loader, Model, error_class
@@ -60,10 +62,7 @@ class Stored:
 
     def size_of(self, bounds: Bounds) -> int:
         """Bytes of a box."""
-        size = self.element_bytes
-        for first, last in zip(*bounds, strict=True):
-            size *= last - first
-        return size
+        return int(self.element_bytes * prod(map(sub, bounds[1], bounds[0])))
 
 
 def in_layers(names: Sequence[str]) -> list[str]:
@@ -180,11 +179,9 @@ class LazyReads:
     def _look(self, stored: Stored, bounds: Bounds) -> tuple[Any, int] | None:
         """Return (the file's elements, where the tensor begins) where the page cache has the box.
         """
-        first = end = 0
-        for low, high, pitch in zip(*bounds, stored.pitches, strict=True):
-            first += low * pitch
-            end += (high - 1) * pitch
-        size = stored.element_bytes
+        pitches, size = stored.pitches, stored.element_bytes
+        first = sum(map(mul, bounds[0], pitches))
+        end = sum(map(mul, bounds[1], pitches)) - sum(pitches)
         view = self.model.view_range(stored.index, first * size, (end + 1) * size)
         if view is None:
             return None
@@ -302,7 +299,8 @@ class LazyReads:
         known = self._habits.get(stored.habit)
         if not known or (self._expects is not None and not self._expects(stored.name)):
             return [], 0
-        boxes = [(stored, bounds) for bounds in known
+        # A copy, made at once: another load of the same model may learn meanwhile.
+        boxes = [(stored, bounds) for bounds in list(known)
                  if (stored, bounds) != must and (stored.place, bounds) not in self._expected]
         return boxes, sum(stored.size_of(bounds) for _, bounds in boxes)
 

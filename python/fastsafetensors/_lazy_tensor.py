@@ -271,9 +271,12 @@ def _by_arithmetic(find: Callable[..., View | None]) -> _Handler:
 
 
 def _narrow(view: View, *args: Any) -> View | None:
-    if len(args) != 3 or any(type(number) is not int for number in args):
+    if len(args) != 3:
         return None
-    return geometry.narrow(view, *args)
+    dim, start, length = args
+    if type(dim) is int and type(start) is int and type(length) is int:
+        return geometry.narrow(view, dim, start, length)
+    return None
 
 
 def _select(view: View, *args: Any) -> View | None:

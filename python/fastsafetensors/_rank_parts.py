@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,21 @@ class Speeds:
     link: float
 
 
+@contextlib.contextmanager
+def tensor_named(name: str) -> Iterator[None]:
+    """Say of which tensor a part can't be had."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def check_dim(shape: Sequence[int], dim: int) -> None:
+    """Raise a ValueError where a shape has no such dimension."""
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"dimension {dim} of a tensor of {len(shape)} dimensions")
+
+
 def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Part:
     """Return the rank's block of ceil(size / ranks) along a dimension, as torch.chunk cuts.
 
@@ -53,8 +69,7 @@ def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Par
     """
     begin, end = [0] * len(shape), list(shape)
     if dim is not None:
-        if not -len(shape) <= dim < len(shape):
-            raise ValueError(f"dimension {dim} of a tensor of {len(shape)} dimensions")
+        check_dim(shape, dim)
         begin[dim], end[dim] = block_of(shape[dim], rank, ranks)
     return Part(tuple(begin), tuple(end))
 
@@ -147,7 +162,8 @@ def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequenc
             continue
         if not placement.is_shard() or type(placement).__name__ != "Shard":
             raise ValueError(f"placement {placement} can't be read from a file")
-        dim = placement.dim % max(len(shape), 1)
+        check_dim(shape, placement.dim)
+        dim = placement.dim % len(shape)
         first, last = block_of(end[dim] - begin[dim], at, size)
         begin[dim], end[dim] = begin[dim] + first, begin[dim] + last
     return Part(tuple(begin), tuple(end))

@@ -83,6 +83,15 @@ class ReadAhead:
         self._asked = bytearray(len(self._names))
         self._runs: list[_Run] = []
 
+    def begin(self) -> None:
+        """Begin with the first tensors, before the program takes any. Of eager ones."""
+        with self._lock:
+            if self._closed or self._runs:
+                return
+            self._list_names()
+            self._runs.append(_Run(-1))
+            self._open(self._runs[0], 0, _EAGER_LARGEST_BYTES)
+
     def take(self, index: int) -> tuple[Loader, int] | None:
         """Return (load, item) of a tensor, or None where the caller has to read it."""
         window = self._windows.pop(index, None)  # of threads, one gets it
@@ -98,9 +107,7 @@ class ReadAhead:
         with self._lock:
             if self._closed:
                 return None
-            if not self._names:
-                self._names = self._model.names()
-                self._asked = bytearray(len(self._names))
+            self._list_names()
             if index >= len(self._names):
                 return None  # a filler of alignment: behind the model's tensors
             if window is None and not self._asked[index]:
@@ -116,6 +123,11 @@ class ReadAhead:
             largest = _EAGER_LARGEST_BYTES if self._eager else _LARGEST_BYTES
             self._open(run, window.end, min(2 * window.size_bytes, largest))
             return window
+
+    def _list_names(self) -> None:
+        if not self._names:
+            self._names = self._model.names()
+            self._asked = bytearray(len(self._names))
 
     def _begin(self, index: int) -> _Window | None:
         """Open the first window of a run that has come to a tensor; None where there is none."""

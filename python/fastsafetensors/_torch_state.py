@@ -21,7 +21,7 @@ DTYPES_BY_NAME = {dtype: known for known, dtype in _FORMAT_NAMES.items()}
 
 def torch_dtype(dtype: str) -> Any | None:
     """torch's dtype for the format's dtype name, or None where this torch has none."""
-    return getattr(_torch, WORDS.get(dtype, "?"), None)
+    return DTYPES_BY_NAME.get(dtype)
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 Sizes = tuple[int, ...]
+_ZEROS = (0,) * 64  # as many dimensions as torch allows
 
 
 class View(NamedTuple):
@@ -198,6 +199,10 @@ def cover(stored: Sequence[int], pitches: Sizes, view: View) -> Box:
     that one's end takes it whole and goes on in the next outer one.
     """
     rank = len(stored)
+    if rank and view.strides == pitches and view.sizes[1:] == stored[1:]:
+        row, rest = divmod(view.offset, pitches[0])
+        if rest == 0 and row + view.sizes[0] <= stored[0]:  # some of the rows
+            return Box((row, *_ZEROS[: rank - 1]), (row + view.sizes[0], *stored[1:]), None)
     begin, rest = [0] * rank, view.offset
     for d, pitch in enumerate(pitches):
         begin[d], rest = divmod(rest, pitch)

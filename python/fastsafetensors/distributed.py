@@ -39,6 +39,7 @@ from ._rank_parts import (
     over_read,
     part_of,
     part_on_mesh,
+    tensor_named,
 )
 from ._ranks_save import save_on_ranks
 from ._torch_installed import torch
@@ -404,7 +405,8 @@ def load_sharded(
             if index < 0:
                 raise KeyError(f"{name!r} is not in the model")
             shape = _shape_of(model, name, pg.size())
-            parts[name] = [part_of(shape, dim, rank, pg.size()) for rank in range(pg.size())]
+            with tensor_named(name):
+                parts[name] = [part_of(shape, dim, rank, pg.size()) for rank in range(pg.size())]
         return parts
 
     result = _load_parts(filename, make_parts, group, strategy, timeout)
@@ -471,7 +473,8 @@ def load_model_sharded(
                 described = None
             chosen[name] = find_placements(name, described, len(mesh_sizes))
             whole[name] = shape
-            parts[name] = [part_on_mesh(shape, chosen[name], mesh_sizes, at) for at in places]
+            with tensor_named(name):
+                parts[name] = [part_on_mesh(shape, chosen[name], mesh_sizes, at) for at in places]
         return parts
 
     group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD

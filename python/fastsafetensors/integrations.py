@@ -23,10 +23,12 @@ import importlib
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from ._core import error_class
 from ._open import TensorSlice, safe_open
 from ._verify import chosen
 
@@ -40,6 +42,9 @@ _TARGETS = {
     "safetensors": ("safe_open",),
     "safetensors.torch": ("load_file", "load", "load_model"),
 }
+
+# Slices that a program collects without reading one: it is about to read them all.
+_COLLECTED_SLICES = 8
 
 
 class _State:
@@ -59,6 +64,7 @@ class _State:
         # Modules of the libraries that were looked through, and the globals found in them.
         self.scanned: set[str] = set()
         self.places: list[tuple[ModuleType, str]] = []
+        self.begun: weakref.ref[_File] | None = None  # the file that was read before it was asked
 
 
 _state = _State()
@@ -93,6 +99,12 @@ def _is_called_by_transformers() -> bool:
     """Tell whether transformers asks: it gives what it gets a device and a dtype at once."""
     caller = sys._getframe(2).f_globals.get("__name__", "")
     return bool(caller.partition(".")[0] == "transformers")
+
+
+def _is_a_rank() -> bool:
+    """Tell whether this is one of several processes, which may want parts of tensors only."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 class _GuardedReads:
@@ -151,12 +163,16 @@ class _File:
         self._fallback: Any = None
         self._closed = False
         self._reads: Any = None
+        self._slice_count = 0
         self._lock = threading.Lock()
 
     def _original(self) -> Any:
-        if self._fallback is None and not self._closed:
-            self._fallback = self._open_original().__enter__()
-        return self._fallback
+        if self._closed:
+            raise error_class()("File is closed")
+        with self._lock:
+            if self._fallback is None:
+                self._fallback = self._open_original().__enter__()
+            return self._fallback
 
     def get_tensor(self, name: str) -> Any:
         """Read a tensor."""
@@ -164,8 +180,23 @@ class _File:
             lambda: self._ours.get_tensor(name), lambda: self._original().get_tensor(name)
         )
 
+    def _expect_all(self) -> None:
+        """Begin to read where a program collects slices first: meanwhile it works on their names.
+
+        Of one file only: others are read when their turn comes.
+        """
+        other = _state.begun() if _state.begun is not None else None
+        is_alone = other is None or other._closed
+        if is_alone and not _state.converts and self._ours._device == "cpu" and not _is_a_rank():
+            _state.begun = weakref.ref(self)
+            with contextlib.suppress(Exception):  # what fails here fails again when it is taken
+                self._ours._ahead.begin()
+
     def get_slice(self, name: str) -> Any:
         """Return what reads only what it is indexed with."""
+        self._slice_count += 1
+        if self._slice_count == _COLLECTED_SLICES:
+            self._expect_all()
         return _try(
             lambda: _Slice(self._ours.get_slice(name), lambda: self._original().get_slice(name),
                            lambda: self._promise(name)),
@@ -298,14 +329,16 @@ def _find_places() -> None:
     """Find the globals of the libraries' modules that are the reference's functions or ours."""
     wanted = {id(thing) for pair in _state.wrappers.values() for thing in pair}
     # Imports of other threads may change the table meanwhile.
-    for module_name, module in list(sys.modules.items()):
-        if module_name.partition(".")[0] not in LIBRARIES or module_name in _state.scanned:
-            continue
-        _state.scanned.add(module_name)
-        if isinstance(module, ModuleType):
-            # The module's own table: lazy modules make attributes on access.
-            names = [name for name, value in list(vars(module).items()) if id(value) in wanted]
-            _state.places.extend((module, name) for name in names)
+    new = set(list(sys.modules)) - _state.scanned
+    _state.scanned |= new
+    for module_name in new:
+        module = sys.modules.get(module_name)
+        if isinstance(module, ModuleType) and module_name.partition(".")[0] in LIBRARIES:
+            # The module's own table: lazy modules make attributes on access. Nearly none has any.
+            table = vars(module).copy()
+            if not wanted.isdisjoint(map(id, table.values())):
+                names = [name for name, value in table.items() if id(value) in wanted]
+                _state.places.extend((module, name) for name in names)
 
 
 def _exchange(pairs: dict[int, Any], note: bool) -> None:
@@ -414,8 +447,8 @@ def accelerate_from_pretrained(
         threads: of a load; 0: as many as the process may use.
         mode: "map" and "auto" for views of the file, "load" for memory of the tensors' own.
         converts: where transformers 5 wants floats of another dtype than the file's, on the CPU,
-            they are converted by the load, in huge pages: about a third less memory at the peak.
-            Faster where the system has huge pages at hand, slower where it must find them first.
+            they are converted by the load: about a third less memory at the peak. Faster where the
+            system has memory at hand; where a host must find it first it may gain nothing.
 
     Returns:
         The switch: a context manager and a decorator, with enable() and disable().

@@ -18,6 +18,7 @@ from fastsafetensors._engine_weights import (  # noqa: E402
     parse_bytes,
     split_options,
 )
+from fastsafetensors.lazy import LazyModel  # noqa: E402
 from fastsafetensors.torch import save_file  # noqa: E402
 
 LOGGER = logging.getLogger("engines")
@@ -120,3 +121,87 @@ def test_errors_name_the_file_before_a_tensor_is_used(path, tmp_path):
     with pytest.raises(FileNotFoundError, match="no.manifest"):
         listed = EngineOptions(verify=str(tmp_path / "no.manifest"))
         next(iterate([path], listed, LOGGER, device="cpu"))
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """(bytes needed, bytes read) of the loads that ended."""
+    seen = []
+    close = LazyModel.close
+
+    def closed(model):
+        close(model)
+        seen.append((model.bytes_needed, model.stats()["bytes_read"]))
+
+    monkeypatch.setattr(LazyModel, "close", closed)
+    return seen
+
+
+SIZE = 64 << 10
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    """Six layers of a mixture of eight experts, and one of a drafter; a tensor has 64 KiB."""
+    names = [f"model.layers.{i}.experts.{e}.w" for i in range(7) for e in range(8)]
+    names += [f"model.layers.{i}.q" for i in range(7)]
+    save_file({name: torch.full((128, 128), float(n)) for n, name in enumerate(names)},
+              tmp_path / "m.safetensors")
+    return str(tmp_path / "m.safetensors"), {name: float(n) for n, name in enumerate(names)}
+
+
+def numbers(name):
+    """Layer and expert of a name; None: it has none."""
+    words = name.split(".")
+    return int(words[2]), int(words[4]) if "experts" in words else None
+
+
+@pytest.mark.parametrize("mode", ["load", "auto"])
+def test_an_expert_may_have_several_slots(mixture, read, mode):
+    """As EPLB places them: expert 1 twice; what has no slot here is not read."""
+    path, values = mixture
+    slots = {0: [0], 1: [1, 2], 5: [3]}
+    for _ in range(2):
+        held = torch.full((7, 4, 128, 128), -1.0)
+        for name, tensor in iterate([path], EngineOptions(mode=mode, progress=False), LOGGER,
+                                    device="cpu"):
+            layer, expert = numbers(name)
+            for slot in slots.get(expert, ()):
+                held[layer, slot].copy_(tensor.narrow(0, 0, 128))
+        for name, value in values.items():
+            layer, expert = numbers(name)
+            assert all(held[layer, slot].eq(value).all() for slot in slots.get(expert, ()))
+        needed, came = read[-1]
+        assert needed == 7 * 4 * SIZE and came <= 1.1 * needed
+
+
+def test_a_drafter_and_its_model_read_what_is_theirs(mixture, read):
+    """One file for both: each leaves out the other's layers, and expects none of them."""
+    path, values = mixture
+    for is_drafter in (False, True, False):
+        count = 0
+        for name, tensor in iterate([path], EngineOptions(mode="load", progress=False), LOGGER,
+                                    device="cpu",
+                                    expects=lambda n: (numbers(n)[0] == 6) == is_drafter):
+            if (numbers(name)[0] == 6) == is_drafter:
+                assert tensor.clone().eq(values[name]).all()
+                count += 1
+        assert read[-1] == (count * SIZE, count * SIZE) and count == (9 if is_drafter else 54)
+
+
+def test_weights_that_were_dropped_come_back_to_their_places(path):
+    """As after vLLM's sleep of level 2: other bytes on the disk, the same parameters."""
+    model = torch.nn.ParameterDict({f"layers_{i}_w": torch.zeros(8, 64) for i in range(6)})
+    places = {name: parameter.data_ptr() for name, parameter in model.items()}
+    for value in (0.0, 7.0):
+        save_file({f"layers.{i}.w": torch.full((8, 64), value + i) for i in range(6)}, path)
+        with torch.no_grad():
+            for parameter in model.values():
+                parameter.fill_(float("nan"))  # dropped
+            kept = list(iterate([path], EngineOptions(mode="load", progress=False), LOGGER,
+                                device="cpu"))
+            for name, tensor in kept:  # vLLM copies them when a layer is complete
+                torch.empty(8, 64, device="meta").copy_(tensor)
+                model[name.replace(".", "_")].copy_(tensor)
+        assert places == {name: parameter.data_ptr() for name, parameter in model.items()}
+        assert all(model[f"layers_{i}_w"].eq(value + i).all() for i in range(6))

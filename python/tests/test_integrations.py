@@ -312,6 +312,38 @@ def test_all_of_it_is_read_once():
     assert model.loads == [(0, 64), (64, 36)]
 
 
+def test_who_collects_slices_is_read_ahead_of(tmp_path, torch):
+    """Reads begin with the eighth slice that is asked for, of one file at a time."""
+    safetensors = pytest.importorskip("safetensors")
+    from fastsafetensors.torch import save_file
+
+    tensors = {f"t{i:02}": torch.full((64, 1024), i, dtype=torch.int16) for i in range(20)}
+    for name in ("a.st", "b.st"):
+        save_file(tensors, tmp_path / name)
+    with integrations.accelerate_from_pretrained():
+        files = [safetensors.safe_open(tmp_path / name, "pt") for name in ("a.st", "b.st")]
+        slices = [[], []]
+        for file, kept in zip(files, slices):
+            for i, name in enumerate(tensors):
+                windows = files[0]._ours._ahead._windows
+                assert bool(windows) == (file is files[1] or i >= 8), i
+                kept.append(file.get_slice(name))
+        assert len(windows) == 20 and not files[1]._ours._ahead._windows
+        for kept in slices:
+            for part, tensor in zip(kept, tensors.values()):
+                assert same_bits(torch, part[...], tensor)
+        # All of the first file's came out of the window that was begun.
+        assert files[0]._ours._ahead._alone_bytes == 0
+        assert files[0]._ours._ahead._opened_bytes == 20 * 128 * 1024
+        for file in files:
+            file.__exit__(None, None, None)
+        # The next file's turn.
+        with safetensors.safe_open(tmp_path / "b.st", "pt") as file:
+            for name in list(tensors)[:8]:
+                file.get_slice(name)
+            assert file._ours._ahead._windows
+
+
 def test_the_class_is_asked_for(tmp_path, torch):
     """isinstance, issubclass and derived classes, as before it was replaced."""
     safetensors = pytest.importorskip("safetensors")
@@ -338,3 +370,16 @@ def test_the_class_is_asked_for(tmp_path, torch):
                 pass
             assert Derived.__mro__[1:] == derived.__mro__[1:]
     assert safetensors.safe_open is original
+
+
+@pytest.mark.parametrize("mode", ["auto", "load", "map"])
+def test_a_closed_file_says_so(model, mode):
+    path, tensors = model
+    name = next(iter(tensors))
+    with accelerate_from_pretrained(mode=mode):
+        with sys.modules["safetensors"].safe_open(path, "pt") as f:
+            part = f.get_slice(name)
+        for use in (lambda: f.get_tensor(name), lambda: f[name], lambda: f.get_slice(name),
+                    lambda: part[:], lambda: part[...], f.keys):
+            with pytest.raises(fastsafetensors.SafetensorError, match="File is closed"):
+                use()

@@ -317,6 +317,26 @@ def test_threads_read_once_each(path: Path) -> None:
     assert model.stats()["bytes_needed"] == ALL + 8 * 2 * 8 * 4
 
 
+def test_two_loads_learn_the_same_habits(path: Path) -> None:
+    """What one learns while the other looks through it is no error."""
+    first = LazyModel(path, mode="load")
+    fill(first["layers.0.w"][0:1])
+    (known,) = first.habits.values()
+
+    class Box(tuple[Any, ...]):
+        """While it is looked at, another thread learns."""
+
+        def __hash__(self) -> int:
+            known[(3, 0), (4, COLUMNS)] = None
+            return super().__hash__()
+
+    known[Box(((1, 0), (2, COLUMNS)))] = None
+    del known[(3, 0), (4, COLUMNS)]
+    again = LazyModel(path, mode="load", habits=first.habits)
+    assert torch.equal(fill(again["layers.0.w"][0:1]), tensors(8)["layers.0.w"][0:1])
+    assert again.stats()["boxes_ahead"] > 8
+
+
 def test_a_forked_process_reads_by_itself(path: Path) -> None:
     model = LazyModel(path, mode="load")
     for number in range(3):
