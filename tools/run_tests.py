@@ -38,6 +38,33 @@ def tap_skip_reasons(folder: pathlib.Path) -> dict[str, str]:
     return dict(re.findall(r"^ok \d+ - (\S+) # SKIP (.*)$", text, re.M))
 
 
+def reason_of(case: ElementTree.Element) -> str:
+    """What a failed case says of itself, in a line: its message, or the lines that tell most."""
+    fault = next((f for f in (case.find("failure"), case.find("error")) if f is not None), None)
+    if fault is None:
+        return ""
+    said = (fault.get("message") or fault.text or "").strip() or case.findtext("system-out") or ""
+    return " ".join(said.split())[:300]
+
+
+def programs_that_failed(folder: pathlib.Path) -> list[str]:
+    """C test programs that meson counts as failed, each with the line that says why.
+
+    A sanitizer's report at the end of a program fails it while each of its cases has passed.
+    """
+    log = folder / "meson-logs/testlog.json"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    failed = []
+    for told in map(json.loads, lines):
+        if told["result"] in ("OK", "SKIP", "EXPECTEDFAIL"):
+            continue
+        said = f"{told.get('stdout', '')}\n{told.get('stderr', '')}".splitlines()
+        why = [line.strip() for line in said
+               if re.search(r"^not ok|SUMMARY: |ERROR: |WARNING: ThreadSan|assert", line)]
+        failed.append(f"{told['name']} ({told['result']}): {'; '.join(why[:4])[:600]}")
+    return failed
+
+
 def count_junit(path: pathlib.Path) -> Counter[str]:
     """Passed, failed and skipped tests of a JUnit file; prints why tests were skipped."""
     counts: Counter[str] = Counter()
@@ -48,7 +75,7 @@ def count_junit(path: pathlib.Path) -> Counter[str]:
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             counts["failed"] += 1
-            FAILURES.append(f"{case.get('classname')} {case.get('name')}")
+            FAILURES.append(f"{case.get('classname')} {case.get('name')}: {reason_of(case)}")
             print(f"  FAILED {FAILURES[-1]}")
         elif skipped is not None:
             counts["skipped"] += 1
@@ -125,8 +152,9 @@ def c_suite(kind: str) -> Counter[str]:
     log = "testlog-valgrind.junit.xml" if kind == "valgrind" else "testlog.junit.xml"
     counts = count_junit(folder / "meson-logs" / log)
     if done.returncode and not counts["failed"]:
-        counts["failed"] = 1
-        FAILURES.append(f"the C tests {what}".strip())
+        failed = programs_that_failed(folder) or ["the run as a whole"]
+        counts["failed"] = len(failed)
+        FAILURES.extend(f"C {what} {one}" for one in failed)
     return counts
 
 
