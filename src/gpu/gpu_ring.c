@@ -205,6 +205,15 @@ bool fsti_ring_stage(fsti_ring *ring, uint32_t slot_index) {
     return has_place;
 }
 
+/// Waits for what was queued on a stream, after a call of the driver's has failed: the device still
+/// reads or writes the slots, so nobody may use them before. The wait itself may fail as well,
+/// once.
+static void settle_stream(fsti_ring *ring, void *stream) {
+    const fsti_gpu_api *api = ring->device->api;
+    if (api->stream_sync(stream) != 0) api->stream_sync(stream);
+    atomic_store(&ring->is_broken, true);
+}
+
 static int launch_pieces(const fsti_ring *ring, void *stream, uint64_t staging,
                          uint32_t piece_count) {
     uint64_t table = staging + FSTI_RING_SLOT_BYTES, chunk = staging;
@@ -238,11 +247,7 @@ fst_status fsti_ring_send(fsti_ring *ring, uint32_t slot_index, const fsti_ring_
                             parcel->copies[i].size, ring->streams[turn]);
     if (code == 0 && parcel->piece_count > 0) code = send_pieces(ring, slot, turn, parcel);
     if (code == 0) code = api->event_record(slot->event, ring->streams[turn]);
-    // What was queued before the failure still reads the slot: nobody may reuse it before.
-    if (code != 0) {
-        api->stream_sync(ring->streams[turn]);
-        ring->is_broken = true;
-    }
+    if (code != 0) settle_stream(ring, ring->streams[turn]);
     pthread_mutex_unlock(&ring->lock);
     return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
 }
@@ -252,8 +257,8 @@ fst_status fsti_ring_copy(fsti_ring *ring, uint32_t slot_index, uint64_t target,
     const fsti_gpu_api *api = ring->device->api;
     void *stream = ring->streams[slot_index % STREAM_COUNT];
     int code = api->copy_in(target, source, size, stream);
-    int waited = api->stream_sync(stream);
-    if (code == 0) code = waited;
+    if (code == 0) code = api->stream_sync(stream);
+    if (code != 0) settle_stream(ring, stream);
     return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
 }
 
@@ -265,7 +270,7 @@ fst_status fsti_ring_fetch(fsti_ring *ring, uint32_t slot_index, const void *sou
     int code = api->copy_out(slot->data, (uint64_t)(uintptr_t)source, size, stream);
     if (code == 0) code = api->event_record(slot->event, stream);
     if (code == 0) return FST_OK;
-    ring->is_broken = true;
+    settle_stream(ring, stream);
     return fsti_gpu_error(api, code, "copying from the device", error);
 }
 
@@ -287,11 +292,12 @@ fst_status fsti_ring_arrived(fsti_ring *ring, uint32_t slot_index, bool wait, bo
     if (wait && code == GPU_NOT_READY) code = api->event_sync(event);
     *arrived = code == 0;
     if (code == 0 || (!wait && code == GPU_NOT_READY)) return FST_OK;
-    ring->is_broken = true;
+    settle_stream(ring, ring->streams[slot_index % STREAM_COUNT]);
     return fsti_gpu_error(api, code, "waiting for a copy of the device's", error);
 }
 
 void fsti_ring_drain(fsti_ring *ring) {
     for (uint32_t i = 0; i < STREAM_COUNT; i++)
-        if (ring->device->api->stream_sync(ring->streams[i]) != 0) ring->is_broken = true;
+        if (ring->device->api->stream_sync(ring->streams[i]) != 0)
+            settle_stream(ring, ring->streams[i]);
 }

@@ -198,8 +198,18 @@ static void take_bus(size_t size, int64_t queued_ns) {
     clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
 }
 
+/// Of some of its bytes; 0 where only time passes.
+static unsigned long long sum_of(const void *source, size_t size) {
+    unsigned long long sum = 1;
+    if (fake_number(BUS_MBPS) != 0 || fake_number(NO_BYTES) != 0) return 0;
+    for (size_t at = 0; at < size; at += 512) sum = sum * 31 + ((const unsigned char *)source)[at];
+    return sum;
+}
+
 static void copy(fake_work *work) {
     take_bus(work->size, work->queued_ns);
+    if (work->sum != 0 && sum_of(work->source, work->size) != work->sum)
+        fake_number_add(OVERWRITTEN, 1);
     if (fake_number(NO_BYTES) == 0) memcpy(work->target, work->source, work->size);
 }
 
@@ -263,6 +273,7 @@ FUNCTION(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(uint64_t target, const void *
                       .source = source,
                       .size = size,
                       .queued_ns = now_ns(),
+                      .sum = sum_of(source, size),
                       .is_copy = true};
     fake_stream_add(stream, &work, fake_number(DELAY_US));
     // Memory that is not locked is taken before the call returns, and no sooner.

@@ -19,7 +19,8 @@ typedef struct fake_work {
     size_t size;
     int byte;
     long long queued_ns;
-    bool is_copy; ///< its memory must not go before it is done
+    unsigned long long sum; ///< of the source, when the copy was queued; 0: not known
+    bool is_copy;           ///< its memory must not go before it is done
 } fake_work;
 
 /// `blocking`: in order with the legacy stream, as streams are unless they are told not to.

@@ -157,7 +157,8 @@ bool gpu_is_clean(const gpu_fake *driver) {
     fst_memory_live(&buffers, &bytes);
     if (buffers != 0 || driver->get("depth") != 0) return false;
     return driver->get("allocations") == 0 && driver->get("locked_bytes") == 0 &&
-           driver->get("streams") == 0 && driver->get("events") == 0 && fst_memory_pinned() == 0;
+           driver->get("streams") == 0 && driver->get("events") == 0 &&
+           driver->get("overwritten") == 0 && fst_memory_pinned() == 0;
 }
 
 /// Reads everything, in slices, with and without conversions.

@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "check.h"
 #include "fixture.h"
+#include "gpu/gpu.h"
 #include "gpu_fixture.h"
 
 TEST(full_device_says_what_it_needs)
@@ -72,6 +73,53 @@ TEST(every_call_may_fail)
         fst_model_close(model);
         CHECK(gpu_is_clean(driver));
     }
+}
+
+/// Sends half a slot, asks whether it has arrived, and writes to the slot as soon as a call of
+/// these has failed. True when none did.
+static bool send_and_reuse(fsti_device *device, uint64_t target) {
+    fsti_ring *ring = NULL;
+    char *data = NULL;
+    bool arrived = false;
+    fsti_ring_parcel parcel = {.copy_count = 1};
+    parcel.copies[0].target = target;
+    parcel.copies[0].size = 1 << 20;
+    if (fsti_ring_take(device, &ring, NULL) != FST_OK) abort();
+    if (fsti_ring_slot(ring, 0, &data, NULL) != FST_OK) abort();
+    memset(data, 1, 1 << 20);
+    fst_status status = fsti_ring_send(ring, 0, &parcel, NULL);
+    if (status == FST_OK) status = fsti_ring_arrived(ring, 0, false, &arrived, NULL);
+    if (status == FST_OK) status = fsti_ring_arrived(ring, 0, true, &arrived, NULL);
+    memset(data, 2, 1 << 20);
+    fsti_ring_drain(ring);
+    fsti_ring_give(ring);
+    return status == FST_OK;
+}
+
+/// The device may still read a slot when a question whether it has done so fails, or what was
+/// queued last. The stand-in counts copies whose source was written to before they were done.
+TEST(slots_of_calls_that_failed_are_not_read_any_more)
+{
+    static const char *const calls[] = {"cuEventQuery", "cuEventRecord", "cuEventSynchronize"};
+    const gpu_fake *driver = gpu_fake_of(0);
+    fsti_device *device = NULL;
+    fsti_buffer *buffer = NULL;
+    CHECK_INT(fsti_device_get((fst_device){FST_DEVICE_CUDA, 0}, &device, NULL), FST_OK);
+    CHECK_INT(fsti_buffer_device(device, 1 << 20, &buffer, NULL), FST_OK);
+    CHECK_INT(fsti_device_enter(device, NULL), FST_OK);
+    driver->set("delay_us", 20000);
+    CHECK(send_and_reuse(device, (uintptr_t)buffer->data));
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        driver->fail(calls[i], 1, 719);
+        bool is_whole = send_and_reuse(device, (uintptr_t)buffer->data);
+        CHECK(driver->get("fail_left") > 0 || !is_whole);
+        driver->fail(NULL, 0, 0);
+        CHECK_INT(driver->get("overwritten"), 0);
+    }
+    driver->set("delay_us", 0);
+    fsti_device_leave(device);
+    fsti_buffer_unref(buffer);
+    CHECK(gpu_is_clean(driver));
 }
 
 TEST(a_device_that_is_refused_once_keeps_nothing)
