@@ -62,14 +62,20 @@ static int report(void *context, uint64_t done, uint64_t total, size_t tensors_d
     return stop;
 }
 
-/// What a call has come to: None, or the exception.
-static PyObject *finish_call(PyObject *self, fst_status status, const fst_error *error) {
-    writer_object *object = (writer_object *)self;
-    if (status == FST_OK) Py_RETURN_NONE;
-    if (object->pending[0] == NULL) return fstpy_raise(fstpy_state(Py_TYPE(self)), error);
+/// Raises what was kept, if anything was.
+static int raise_kept(writer_object *object) {
+    if (object->pending[0] == NULL) return 0;
     PyErr_Restore(object->pending[0], object->pending[1], object->pending[2]);
     memset(object->pending, 0, sizeof object->pending);
-    return NULL;
+    return 1;
+}
+
+/// What a call has come to: None, or the exception. Ctrl-C is one also where all was done when it
+/// came.
+static PyObject *finish_call(PyObject *self, fst_status status, const fst_error *error) {
+    if (raise_kept((writer_object *)self)) return NULL;
+    if (status == FST_OK) Py_RETURN_NONE;
+    return fstpy_raise(fstpy_state(Py_TYPE(self)), error);
 }
 
 // ---- the object ----
@@ -112,7 +118,7 @@ static int open_writer(PyTypeObject *type, writer_object *object, const char *pa
     else status = fst_writer_open(path, request->tensors, request->tensor_count, &request->options,
                                   &object->writer, &error);
     Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
-    if (status != FST_OK) fstpy_raise(fstpy_state(type), &error);
+    if (status != FST_OK && !raise_kept(object)) fstpy_raise(fstpy_state(type), &error);
     return status == FST_OK;
 }
 

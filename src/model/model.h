@@ -157,6 +157,9 @@ fst_status fsti_verification_check_set(const model_verification *verification,
 /// FST_E_NOT_FOUND that names the missing ones, where files of a folder without an index are called
 /// "..-00001-of-00003.safetensors" and are not three.
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error);
+/// Whether the name is of a set at a store that was saved beside another: only its index leads
+/// to it.
+bool fsti_model_is_tagged(const char *path);
 /// A set could not be opened, by `status`: if that is because files are gone that the index names,
 /// names all of them.
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);

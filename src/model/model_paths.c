@@ -211,6 +211,21 @@ static fst_status add_key(void *context, const char *name, fst_error *error) {
                : FST_OK;
 }
 
+/// Without an index, files that a save puts beside those of an earlier one are nobody's yet.
+static void drop_tagged(model_paths *paths) {
+    size_t kept = 0;
+    for (size_t i = 0; i < paths->count; i++) kept += !fsti_model_is_tagged(paths->paths[i]);
+    if (kept == 0 || kept == paths->count) return;
+    size_t count = paths->count;
+    paths->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (fsti_model_is_tagged(paths->paths[i]))
+            fsti_free(paths->paths[i]);
+        else
+            paths->paths[paths->count++] = paths->paths[i];
+    }
+}
+
 /// The folder's only index, else all its files.
 static fst_status choose_keys(const char *name, const model_paths *indices, uint64_t hash_key,
                               const model_verification *verification, model_paths *out,
@@ -227,6 +242,7 @@ static fst_status choose_keys(const char *name, const model_paths *indices, uint
     if (out->count == 0)
         return fsti_error_set(error, FST_E_NO_TENSORS, place,
                               "no *.safetensors file in the folder");
+    drop_tagged(out);
     qsort(out->paths, out->count, sizeof *out->paths, compare_paths);
     FST_TRY(fsti_model_check_shards(out, name, error));
     return fsti_verification_check_set(verification, out, error);
@@ -239,7 +255,7 @@ static fst_status open_folder_url(const char *url, uint64_t hash_key,
     model_paths indices = {.index_hold = -1};
     key_search search = {url, out, &indices};
     fsti_url_tell(url, name, sizeof name);
-    fst_status status = fsti_net_list(url, add_key, &search, error);
+    fst_status status = fsti_net_list(url, NULL, add_key, &search, error);
     if (status == FST_OK) status = choose_keys(name, &indices, hash_key, verification, out, error);
     fsti_model_paths_clear(&indices);
     return status;

@@ -44,6 +44,19 @@ static bool read_shard_name(const char *path, shard_name *out) {
            out->number >= 1 && out->number <= out->count;
 }
 
+bool fsti_model_is_tagged(const char *path) {
+    const size_t digits = 16, ending = sizeof ENDING - 1;
+    size_t size = strcspn(path, "?#");
+    if (size < ending + digits + 1 || memcmp(path + size - ending, ENDING, ending) != 0)
+        return false;
+    size_t at = size - ending - digits;
+    uint64_t number;
+    bool is_tag = path[at - 1] == '-' && strspn(path + at, "0123456789abcdef") == digits;
+    int count_digits = is_tag ? read_digits(path, at - 1, &number) : 0;
+    return count_digits >= 5 && at - 1 >= (size_t)count_digits + 4 &&
+           memcmp(path + at - 1 - count_digits - 4, "-of-", 4) == 0;
+}
+
 static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }

@@ -19,6 +19,7 @@ typedef struct folder_visit {
     fst_error *error;
     fst_status status;
     uint32_t key_count;
+    const fsti_net_watch *watch;
 } folder_visit;
 
 static bool visit_key(void *context, const char *key) {
@@ -41,8 +42,11 @@ static fst_status read_page(net_store *store, const char *url, folder_visit *fol
     char *address = NULL, name[1024];
     FST_TRY(fsti_store_listing(store, url, page->next, &address, error));
     fsti_url_tell(url, name, sizeof name);
-    net_request request = {
-        .url = address, .name = name, .store = store, .text_bytes_max = PAGE_BYTES_MAX};
+    net_request request = {.url = address,
+                           .name = name,
+                           .store = store,
+                           .text_bytes_max = PAGE_BYTES_MAX,
+                           .watch = folder->watch};
     fsti_request_run(&request);
     fsti_free(address);
     *is_elsewhere = request.status != FST_OK && fsti_store_move(store, request.answer.region);
@@ -81,11 +85,12 @@ static fst_status read_pages(net_store *store, const char *url, folder_visit *fo
     return fsti_error_set(error, FST_E_IO, place, "the listing does not end");
 }
 
-fst_status fsti_net_list(const char *url, fsti_key_visitor visit, void *context, fst_error *error) {
+fst_status fsti_net_list(const char *url, const fsti_net_watch *watch, fsti_key_visitor visit,
+                         void *context, fst_error *error) {
     const curl_library *curl;
     net_store *store = NULL;
     net_url parsed;
-    folder_visit folder = {.visit = visit, .context = context, .error = error};
+    folder_visit folder = {.visit = visit, .context = context, .error = error, .watch = watch};
     FST_TRY(fsti_curl_open(&curl, error));
     FST_TRY(fsti_store_open(url, &store, error));
     fst_status status = FST_OK;

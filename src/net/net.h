@@ -23,14 +23,24 @@ const char *fsti_net_environment(const char *name);
 /// Whether there is a library to read addresses with, and why not.
 bool fsti_net_usable(char *reason, size_t reason_size);
 
+/// Asked ten times a second by who waits for a server, with 0; anything but FST_OK ends the wait at
+/// once, whether the server has answered or not.
+typedef struct fsti_net_watch {
+    fst_status (*ask)(void *context, uint64_t zero, fst_error *error); ///< or NULL
+    void *context;
+} fsti_net_watch;
+
 /// The keys of a folder (an address with a slash at its end) that end so, as names within it,
 /// sorted by nobody. `visit` returns anything but FST_OK to end it. FST_E_UNSUPPORTED where there
-/// is no listing.
+/// is no listing. `watch`: or NULL.
 typedef fst_status (*fsti_key_visitor)(void *context, const char *name, fst_error *error);
-fst_status fsti_net_list(const char *url, fsti_key_visitor visit, void *context, fst_error *error);
+fst_status fsti_net_list(const char *url, const fsti_net_watch *watch, fsti_key_visitor visit,
+                         void *context, fst_error *error);
 /// The address with what may move under it held still: of the Hub a branch by its commit, which
 /// takes one request. *out is from fsti_alloc; NULL: nothing of it moves.
 fst_status fsti_net_settle(const char *url, char **out, fst_error *error);
+/// A number by chance.
+uint64_t fsti_net_random(void);
 /// Whether nothing that is there may be replaced.
 bool fsti_net_must_be_new(void);
 
@@ -113,8 +123,9 @@ fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint
 typedef struct fsti_upload fsti_upload;
 /// FST_E_UNSUPPORTED where a server takes no objects, FST_E_ARGUMENT for a folder. Objects of
 /// several parts are begun at the store here. Memory: parts of 8 MiB or more as they come, 64 MiB.
-fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **out,
-                            fst_error *error);
+/// `watch` (copied, or NULL) is asked in all waits of it, by who waits; not when it is closed.
+fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net_watch *watch,
+                            fsti_upload **out, fst_error *error);
 /// Brings bytes [offset, offset + size) of it, each once, from any thread: in their order, or all
 /// over a few parts at a time. Waits while the parts that are under way take all memory.
 fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size, uint64_t offset,
@@ -123,15 +134,14 @@ fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size,
 fst_status fsti_upload_drain(fsti_upload *upload, fst_error *error);
 /// Puts the object in place, in one step.
 fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error);
-/// Asked ten times a second by who waits in the two above; anything but FST_OK ends the wait.
-typedef fst_status (*fsti_upload_watcher)(void *context, uint64_t zero, fst_error *error);
-void fsti_upload_watch(fsti_upload *upload, fsti_upload_watcher watch, void *context);
 /// Has everything that is under way end soon, with FST_E_CANCELLED. From any thread.
 void fsti_upload_stop(fsti_upload *upload);
-bool fsti_upload_is_committed(const fsti_upload *upload);
+/// Whether the object is in place: 1, 0, or -1 where the store has not said so.
+int fsti_upload_is_committed(const fsti_upload *upload);
 /// "12 parts of 8 MiB, 14 requests (1 again), credentials: the environment".
 void fsti_upload_describe(fsti_upload *upload, char *text, size_t size);
-/// Ends it. One that was not committed is taken back. NULL is allowed.
+/// Ends it. One that was not committed is taken back, for which the store has two seconds where
+/// the upload was cancelled. NULL is allowed.
 void fsti_upload_close(fsti_upload *upload);
 
 /// Removes an object; one that is not there is fine.

@@ -253,11 +253,24 @@ static bool waits_for_keys(const net_request *request) {
            fsti_lease_is_renewing(store->lease);
 }
 
-static void tick_request(net_reactor *reactor, net_request *request, uint64_t now_ns) {
+/// Whether a request is to end now, and is given its status.
+static bool is_given_up(net_request *request, uint64_t now_ns) {
     bool is_stopped = request->stop != NULL && atomic_load(request->stop);
-    if (is_stopped) {
-        request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NOWHERE,
-                                         "the read was cancelled");
+    bool is_over =
+        request->bound_ms > 0 && now_ns - request->begun_ns > request->bound_ms * (uint64_t)1000000;
+    if (!is_stopped && !is_over) return false;
+    fsti_error_place place = {.file = request->name, .byte_offset = FST_NO_OFFSET};
+    request->status = is_stopped
+                          ? fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NOWHERE,
+                                           "the read was cancelled")
+                          : fsti_error_set(&request->error, FST_E_IO, place,
+                                           "no answer within %u ms, which is all that it was given",
+                                           request->bound_ms);
+    return true;
+}
+
+static void tick_request(net_reactor *reactor, net_request *request, uint64_t now_ns) {
+    if (is_given_up(request, now_ns)) {
         end_request(reactor, request);
         return;
     }
@@ -279,16 +292,14 @@ static void tick_request(net_reactor *reactor, net_request *request, uint64_t no
 }
 
 /// Ends requests that wait for their turn and that nobody wants any more.
-static void tick_waiting(net_host *host) {
+static void tick_waiting(net_host *host, uint64_t now_ns) {
     for (net_request **at = &host->waiting; *at != NULL;) {
         net_request *request = *at;
-        if (request->stop == NULL || !atomic_load(request->stop)) {
+        if (!is_given_up(request, now_ns)) {
             at = &request->next;
             continue;
         }
         *at = request->next;
-        request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NOWHERE,
-                                         "the read was cancelled");
         request->done(request);
     }
     host->waiting_end = &host->waiting;
@@ -311,7 +322,7 @@ static int tick(net_reactor *reactor) {
             if (left_ms < (uint64_t)wait_ms) wait_ms = (int)left_ms;
         }
     for (net_host *host = reactor->hosts; host != NULL; host = host->next) {
-        tick_waiting(host);
+        tick_waiting(host, now_ns);
         start_waiting(reactor, host);
         if (host->active > 0) wait_ms = wait_ms > TICK_MS ? TICK_MS : wait_ms;
     }
@@ -404,33 +415,10 @@ void fsti_request_begin(net_request *request) {
     }
     request->have = request->begin;
     request->next = NULL;
+    request->begun_ns = fsti_now_ns();
     pthread_mutex_lock(&reactor->lock);
     *reactor->arrived_end = request;
     reactor->arrived_end = &request->next;
     pthread_mutex_unlock(&reactor->lock);
     curl->curl_multi_wakeup(reactor->multi);
-}
-
-typedef struct request_wait {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool is_done;
-} request_wait;
-
-static void wake_waiter(net_request *request) {
-    request_wait *wait = request->context;
-    pthread_mutex_lock(&wait->lock);
-    wait->is_done = true;
-    pthread_cond_signal(&wait->changed);
-    pthread_mutex_unlock(&wait->lock);
-}
-
-void fsti_request_run(net_request *request) {
-    request_wait wait = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
-    request->context = &wait;
-    request->done = wake_waiter;
-    fsti_request_begin(request);
-    pthread_mutex_lock(&wait.lock);
-    while (!wait.is_done) pthread_cond_wait(&wait.changed, &wait.lock);
-    pthread_mutex_unlock(&wait.lock);
 }

@@ -62,6 +62,8 @@ struct net_request {
     const net_pin *known;          ///< NULL, or the version of which nothing is wanted (304)
     size_t text_bytes_max;         ///< of what is no range
     const atomic_bool *stop;
+    const fsti_net_watch *watch; ///< of fsti_request_run(): asked while it waits; or NULL
+    uint32_t bound_ms;           ///< all tries together may take so long; 0: for ever
     void (*done)(net_request *request);
     void *context;
 
@@ -84,6 +86,7 @@ struct net_request {
     uint64_t silent_ns;               ///< since when its host has said nothing at all; 0: it has
     net_pin pin;      ///< of the first good head of a request whose object has none yet
     uint64_t wake_ns; ///< not before
+    uint64_t begun_ns;
     net_request *next;
 };
 
@@ -92,8 +95,10 @@ struct net_request {
 
 /// Gives the request to a thread. `done` is called from there, or at once where there is none.
 void fsti_request_begin(net_request *request);
-/// The same, and waits.
+/// The same, and waits: until it is over, or what `watch` says is its end.
 void fsti_request_run(net_request *request);
+/// Waits for a tenth of a second at most; false: nobody has signalled. The lock is held.
+bool fsti_net_wait(pthread_cond_t *changed, pthread_mutex_t *lock);
 
 /// Makes a handle of the next try. NULL: no memory.
 net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now_ns);
@@ -124,7 +129,5 @@ bool fsti_object_sign(fsti_object *object, const struct store_call *call, bool r
 
 /// Who asks for it.
 const struct net_store *fsti_object_store(const fsti_object *object);
-
-uint64_t fsti_net_random(void);
 
 #endif

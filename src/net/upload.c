@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "sha256.h"
@@ -20,7 +19,6 @@
 #define MEMORY_BYTES ((uint64_t)64 << 20)
 #define SLOT_COUNT_MAX 8u
 #define NAME_BYTES_MAX 1024u
-#define WATCH_NS 100000000
 #define ANSWER_BYTES_MAX ((size_t)65536)
 
 typedef enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_SENDING } slot_state;
@@ -44,15 +42,14 @@ struct fsti_upload {
     uint64_t size_bytes, part_bytes;
     upload_place place;
     atomic_bool stop;
-    fsti_upload_watcher watch; ///< or NULL
-    void *watch_context;
+    fsti_net_watch watch;
     pthread_mutex_t lock; ///< for what follows
     pthread_cond_t changed;
     upload_slot slots[SLOT_COUNT_MAX];
     uint32_t slot_count, sent_count; ///< sent_count: parts that the store has
     uint64_t come_bytes;
     fsti_net_counts counts;
-    bool is_committed;
+    int is_committed;  ///< -1: not known
     fst_status status; ///< of the first part that failed, and why
     fst_error error;
     char region[40]; ///< where the bucket is, if the store has said that when it failed
@@ -141,14 +138,16 @@ static fst_status begin_parts(fsti_upload *upload, fst_error *error) {
     return fsti_upload_begin(&upload->place, region, sizeof region, error);
 }
 
-fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **out,
-                            fst_error *error) {
+fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net_watch *watch,
+                            fsti_upload **out, fst_error *error) {
     const curl_library *curl;
     fsti_upload *upload = NULL;
     FST_TRY(fsti_curl_open(&curl, error));
     fst_status status = make_upload(url, size_bytes, &upload, error);
     if (upload == NULL) return status;
     if (status == FST_OK) {
+        if (watch != NULL) upload->watch = *watch;
+        upload->place.watch = &upload->watch;
         upload->place.store = upload->store;
         upload->place.url = upload->url;
         upload->place.name = upload->name;
@@ -167,6 +166,14 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, fsti_upload **
 
 // ---- parts ----
 
+/// Whether a request for a whole object has put it in place: -1 where the store has not said that
+/// it has not.
+static int has_committed(const net_request *request) {
+    if (request->status == FST_OK) return 1;
+    bool is_refused = request->answer.status >= 400 && request->answer.status < 500;
+    return request->counts.requests == 0 || is_refused ? 0 : -1;
+}
+
 /// From a thread of the room's.
 static void finish_part(net_request *request) {
     upload_slot *slot = request->context;
@@ -181,6 +188,7 @@ static void finish_part(net_request *request) {
     if (status == FST_OK && upload->place.part_count > 1 &&
         !fsti_upload_keep_mark(&upload->place, slot->part, request->answer.etag))
         status = fail(upload, FST_E_IO, "the store took a part, and gave no ETag for it", &error);
+    if (upload->place.part_count == 1) upload->is_committed = has_committed(request);
     if (status == FST_OK) {
         upload->sent_count++;
     } else if (upload->status == FST_OK) {
@@ -257,17 +265,11 @@ static fst_status use_slot(fsti_upload *upload, upload_slot *slot, uint32_t part
 
 /// Waits until a part is sent, for a moment. The lock is held, and let go of meanwhile.
 static fst_status wait_a_moment(fsti_upload *upload, fst_error *error) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += WATCH_NS;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
-    int result = pthread_cond_timedwait(&upload->changed, &upload->lock, &until);
-    if (result == 0 || upload->watch == NULL) return FST_OK;
+    const fsti_net_watch *watch = &upload->watch;
+    if (fsti_net_wait(&upload->changed, &upload->lock) || watch->ask == NULL) return FST_OK;
     pthread_mutex_unlock(&upload->lock);
-    fst_status status = upload->watch(upload->watch_context, 0, error);
+    fst_status status = watch->ask(watch->context, 0, error);
+    if (status != FST_OK) fsti_upload_stop(upload);
     pthread_mutex_lock(&upload->lock);
     return status;
 }
@@ -350,6 +352,17 @@ fst_status fsti_upload_drain(fsti_upload *upload, fst_error *error) {
 
 // ---- the end ----
 
+/// Has what is under way end, and waits for that.
+static void end_parts(fsti_upload *upload) {
+    fsti_net_watch watch = upload->watch;
+    atomic_store(&upload->stop, true);
+    pthread_mutex_lock(&upload->lock);
+    upload->watch.ask = NULL;
+    (void)!wait_for_parts(upload, NULL);
+    upload->watch = watch;
+    pthread_mutex_unlock(&upload->lock);
+}
+
 /// One request for all of it. *elsewhere: the bucket is in another region.
 static fst_status try_whole(fsti_upload *upload, bool *elsewhere, fst_error *error) {
     upload_slot *slot = &upload->slots[0];
@@ -361,11 +374,15 @@ static fst_status try_whole(fsti_upload *upload, bool *elsewhere, fst_error *err
     if (status != FST_OK) return status;
     fst_error cause = {0};
     status = fsti_upload_drain(upload, &cause);
+    if (status != FST_OK) end_parts(upload); // then it is known what has come of it
     *elsewhere = status != FST_OK && fsti_store_move(upload->store, upload->region);
     // What is there already may be this one, by a try whose answer was lost.
     bool may_be_it = cause.os_errno == EEXIST && upload->counts.requests > 1;
-    if (may_be_it && fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes))
+    if (may_be_it &&
+        fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes)) {
+        upload->is_committed = 1;
         return FST_OK;
+    }
     if (status != FST_OK && error != NULL) *error = cause;
     return status;
 }
@@ -384,12 +401,15 @@ static fst_status send_whole(fsti_upload *upload, fst_error *error) {
 
 fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
     bool is_unknown = false;
+    fst_status status;
     FST_TRY(fsti_upload_drain(upload, error));
-    fst_status status = upload->place.part_count == 1
-                            ? send_whole(upload, error)
-                            : fsti_upload_join(&upload->place, &is_unknown, error);
-    upload->is_committed = status == FST_OK;
-    if (is_unknown && error != NULL) {
+    if (upload->place.part_count == 1) {
+        status = send_whole(upload, error);
+    } else {
+        status = fsti_upload_join(&upload->place, &is_unknown, error);
+        upload->is_committed = status == FST_OK ? 1 : is_unknown ? -1 : 0;
+    }
+    if (status != FST_OK && upload->is_committed < 0 && error != NULL) {
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used,
                  "; whether the object is there is not known");
@@ -397,14 +417,12 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
     return status;
 }
 
-bool fsti_upload_is_committed(const fsti_upload *upload) { return upload->is_committed; }
+int fsti_upload_is_committed(const fsti_upload *upload) { return upload->is_committed; }
 
-void fsti_upload_watch(fsti_upload *upload, fsti_upload_watcher watch, void *context) {
-    upload->watch = watch;
-    upload->watch_context = context;
+void fsti_upload_stop(fsti_upload *upload) {
+    atomic_store(&upload->place.is_cancelled, true);
+    atomic_store(&upload->stop, true);
 }
-
-void fsti_upload_stop(fsti_upload *upload) { atomic_store(&upload->stop, true); }
 
 void fsti_upload_describe(fsti_upload *upload, char *text, size_t size) {
     pthread_mutex_lock(&upload->lock);
@@ -420,12 +438,8 @@ void fsti_upload_describe(fsti_upload *upload, char *text, size_t size) {
 
 /// Ends what is under way, and removes what the store has.
 static void take_back(fsti_upload *upload) {
-    atomic_store(&upload->stop, true);
-    pthread_mutex_lock(&upload->lock);
-    upload->watch = NULL;
-    (void)!wait_for_parts(upload, NULL);
-    pthread_mutex_unlock(&upload->lock);
-    if (!upload->is_committed && upload->url != NULL) fsti_upload_abort(&upload->place);
+    end_parts(upload);
+    if (upload->is_committed != 1 && upload->url != NULL) fsti_upload_abort(&upload->place);
 }
 
 void fsti_upload_close(fsti_upload *upload) {

@@ -9,6 +9,8 @@
 
 /// With its escapes.
 #define UPLOAD_ID_BYTES 3073u
+/// A cancelled upload waits so long for the store to take it back.
+#define UPLOAD_END_MS 2000u
 /// A part's mark: its ETag; Azure has none.
 typedef char upload_mark[ANSWER_TEXT_BYTES];
 
@@ -25,12 +27,16 @@ typedef struct upload_place {
     upload_mark *marks;       ///< of the parts
     bool must_be_new;
     const atomic_bool *stop;
-    fsti_net_counts counts; ///< of what follows
+    const fsti_net_watch *watch; ///< asked in waits
+    atomic_bool is_cancelled;    ///< by who makes it: there is no time to tidy up for long
+    fsti_net_counts counts;      ///< of what follows
 } upload_place;
 
 /// Begins an object of several parts. region: where its bucket is, if the store has said that.
 fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
                              fst_error *error);
+/// `url` with more of a query, from fsti_alloc.
+char *fsti_upload_query(const char *url, const char *query);
 /// The address of a part, numbered from 0, from fsti_alloc; NULL: no memory, or too long.
 char *fsti_upload_part_url(const upload_place *place, uint32_t part);
 /// Keeps the mark of a part that was taken; false where there is none that can be given back.

@@ -33,8 +33,7 @@ const char *const *fsti_upload_lines(const upload_place *place, upload_step step
     return place->store->kind == NET_STORE_GCS ? google : fresh;
 }
 
-/// `url` with more of a query, from fsti_alloc.
-static char *add_query(const char *url, const char *query) {
+char *fsti_upload_query(const char *url, const char *query) {
     size_t size = strlen(url) + strlen(query) + 2;
     char *out = fsti_alloc(size);
     if (out != NULL)
@@ -56,14 +55,14 @@ const char *fsti_upload_hash(const char *url, const char *body, size_t size, cha
 typedef struct small_call {
     const char *method, *query, *body;
     upload_step step;
-    uint32_t patience_ms;
+    uint32_t patience_ms, bound_ms; ///< as of requests
 } small_call;
 
 /// A request about an upload, waited for. request->text is the caller's.
 static fst_status ask(upload_place *place, const small_call *call, net_request *request,
                       fst_error *error) {
     char hex[SHA256_HEX_BYTES];
-    char *url = add_query(place->url, call->query);
+    char *url = fsti_upload_query(place->url, call->query);
     if (url == NULL) return fsti_error_memory(error, strlen(place->url));
     size_t size = call->body == NULL ? 0 : strlen(call->body);
     *request = (net_request){.method = call->method,
@@ -76,8 +75,11 @@ static fst_status ask(upload_place *place, const small_call *call, net_request *
                              .lines = fsti_upload_lines(place, call->step),
                              .patience_ms = call->patience_ms,
                              .text_bytes_max = ANSWER_BYTES_MAX,
-                             .stop = place->stop};
+                             .bound_ms = call->bound_ms,
+                             .stop = place->stop,
+                             .watch = call->bound_ms > 0 ? NULL : place->watch};
     fsti_request_run(request);
+    if (request->status == FST_E_CANCELLED) atomic_store(&place->is_cancelled, true);
     fsti_net_count(&place->counts, &request->counts);
     fsti_free(url);
     if (request->status != FST_OK && error != NULL) *error = request->error;
@@ -88,28 +90,6 @@ static fst_status fail(const upload_place *place, const char *what, fst_error *e
     fsti_error_place where = FSTI_NOWHERE;
     where.file = place->name;
     return fsti_error_set(error, FST_E_IO, where, "%s", what);
-}
-
-// ---- beginning ----
-
-fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
-                             fst_error *error) {
-    char id[UPLOAD_ID_BYTES / 3];
-    place->number = fsti_net_random();
-    place->begun_s = -1;
-    if (is_azure(place->store)) return FST_OK; // blocks have names of their own
-    net_request request = {0};
-    const small_call call = {.method = "POST", .query = "uploads", .body = ""};
-    fst_status status = ask(place, &call, &request, error);
-    snprintf(region, region_size, "%s", request.answer.region);
-    place->begun_s = fsti_answer_date(request.answer.date);
-    if (status != FST_OK) return status;
-    bool good = request.text != NULL &&
-                fsti_xml_find(request.text, request.text_bytes, "UploadId", id, sizeof id) &&
-                id[0] != '\0' &&
-                fsti_url_escape((url_part){id, strlen(id)}, false, place->id, sizeof place->id);
-    fsti_free(request.text);
-    return good ? FST_OK : fail(place, "the store began no upload, and did not say why", error);
 }
 
 // ---- parts ----
@@ -132,7 +112,7 @@ char *fsti_upload_part_url(const upload_place *place, uint32_t part) {
         snprintf(query, sizeof query, "comp=block&blockid=%s", block);
     else // names in order, as signatures want them
         snprintf(query, sizeof query, "partNumber=%" PRIu32 "&uploadId=%s", part + 1, place->id);
-    return add_query(place->url, query);
+    return fsti_upload_query(place->url, query);
 }
 
 bool fsti_upload_keep_mark(upload_place *place, uint32_t part, const char *etag) {
@@ -198,7 +178,8 @@ static bool is_there(upload_place *place) {
                            .name = place->name,
                            .store = place->store,
                            .method = "HEAD",
-                           .stop = place->stop};
+                           .stop = place->stop,
+                           .watch = place->watch};
     fsti_request_run(&request);
     fsti_net_count(&place->counts, &request.counts);
     fsti_free(request.text);
@@ -208,8 +189,11 @@ static bool is_there(upload_place *place) {
 }
 
 bool fsti_upload_is_same(upload_place *place, const char *bytes, size_t size) {
-    net_request request = {
-        .url = place->url, .name = place->name, .store = place->store, .text_bytes_max = size};
+    net_request request = {.url = place->url,
+                           .name = place->name,
+                           .store = place->store,
+                           .text_bytes_max = size,
+                           .watch = place->watch};
     fsti_request_run(&request);
     fsti_net_count(&place->counts, &request.counts);
     bool is_same = request.status == FST_OK && request.text != NULL && request.text_bytes == size &&
@@ -250,7 +234,9 @@ void fsti_upload_abort(upload_place *place) {
     if (place->id[0] == '\0') return;
     place->stop = NULL;
     snprintf(query, sizeof query, "uploadId=%s", place->id);
-    const small_call call = {.method = "DELETE", .query = query};
+    const small_call call = {.method = "DELETE",
+                             .query = query,
+                             .bound_ms = atomic_load(&place->is_cancelled) ? UPLOAD_END_MS : 0};
     fst_status status = ask(place, &call, &request, &error);
     if (status == FST_OK) fsti_free(request.text);
     if (status != FST_OK && status != FST_E_NOT_FOUND)

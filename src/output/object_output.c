@@ -12,11 +12,6 @@ void fsti_output_stop(fsti_output *output) {
     if (output->upload != NULL) fsti_upload_stop(output->upload);
 }
 
-void fsti_output_watch(fsti_output *output, fst_status (*watch)(void *, uint64_t, fst_error *),
-                       void *context) {
-    if (output->upload != NULL) fsti_upload_watch(output->upload, watch, context);
-}
-
 void fsti_output_describe(fsti_output *output, char *text, size_t size) {
     text[0] = '\0';
     if (output->upload != NULL) fsti_upload_describe(output->upload, text, size);

@@ -21,6 +21,7 @@ typedef struct fsti_target {
     const char *like; ///< whose access list it gets, not owned; NULL: what is at the path
     bool is_object;   ///< the path is an address of a store, and no file
     bool had_object;  ///< of a set: there was one
+    const struct fsti_net_watch *watch; ///< of an object: asked while its store is waited for
 } fsti_target;
 
 /// `follow`: symbolic links lead on; else a link is what will be replaced, and nothing is kept of
@@ -57,9 +58,6 @@ bool fsti_output_is_object(const fsti_output *output);
 bool fsti_output_had_object(const fsti_output *output);
 /// Of an object: has what is sent end soon, with FST_E_CANCELLED. From any thread.
 void fsti_output_stop(fsti_output *output);
-/// Of an object: asked, with 0 bytes, while one waits for its parts.
-void fsti_output_watch(fsti_output *output, fst_status (*watch)(void *, uint64_t, fst_error *),
-                       void *context);
 /// Of an object: how it was sent, in words; else nothing.
 void fsti_output_describe(fsti_output *output, char *text, size_t size);
 /// Drops the output and its hidden name. NULL is allowed.

@@ -115,6 +115,7 @@ static fst_status undo_place(journal_step *step, fst_error *error) {
         return FST_OK;
     }
     if (!step->had_old) return fsti_path_remove(path, error);
+    // An object that a store has not said to have taken may be the new one, or the old one still.
     fsti_error_place where = FSTI_NOWHERE;
     where.file = path;
     return fsti_error_set(error, FST_E_IO, where, "the old file could not be kept");
@@ -143,6 +144,9 @@ static void undo(save_journal *journal, size_t count, fst_error *error) {
             fsti_log(FST_LOG_WARNING, "a hidden file stays behind: %s", second.message);
         if (undo_step(step, &second) == FST_OK) continue;
         journal->is_turned = true; // so that closing removes no names
+        bool is_said = i + 1 == count && step->kind == STEP_PLACE &&
+                       fsti_output_is_object(step->output); // by the step that failed
+        if (is_said) return;
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used,
                  "; taking back what was done failed, too: %.200s", second.message);

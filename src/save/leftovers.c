@@ -25,13 +25,24 @@ static bool is_text(const char *bytes, size_t size, const char *text) {
     return size == strlen(text) && memcmp(bytes, text, size) == 0;
 }
 
-bool fsti_save_is_shard(const char *name, size_t size, const char *stem) {
-    static const char pattern[] = "-#####-of-#####.safetensors";
-    if (!has_stem(&name, &size, stem) || size != sizeof pattern - 1) return false;
-    for (size_t i = 0; i < size; i++)
-        if (pattern[i] == '#' ? !isdigit((unsigned char)name[i]) : name[i] != pattern[i])
-            return false;
+/// '#': a digit, 'x': a hexadecimal one.
+static bool matches(const char *name, size_t size, const char *pattern) {
+    if (size != strlen(pattern)) return false;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)name[i];
+        bool is_good = pattern[i] == '#'   ? isdigit(c)
+                       : pattern[i] == 'x' ? isdigit(c) || (c >= 'a' && c <= 'f')
+                                           : c == (unsigned char)pattern[i];
+        if (!is_good) return false;
+    }
     return true;
+}
+
+bool fsti_save_is_shard(const char *name, size_t size, const char *stem) {
+    if (!has_stem(&name, &size, stem)) return false;
+    // The longer ones are of sets at stores, beside others (remote_set.c).
+    return matches(name, size, "-#####-of-#####.safetensors") ||
+           matches(name, size, "-#####-of-#####-xxxxxxxxxxxxxxxx.safetensors");
 }
 
 bool fsti_save_is_single(const char *name, size_t size, const char *stem) {

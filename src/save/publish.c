@@ -201,7 +201,8 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
 static fst_status plan(fst_writer *writer, fst_error *error) {
     folder_scene scene;
     if (writer->is_remote) {
-        if (writer->file_count > 1) FST_TRY(make_index(writer, false, &writer->final_index, error));
+        if (fsti_writer_wants_index(writer))
+            FST_TRY(make_index(writer, false, &writer->final_index, error));
         return fsti_writer_plan_objects(writer, error);
     }
     if (writer->folder == NULL) return plan_file(writer, error);
@@ -236,7 +237,6 @@ static fst_status run(fst_writer *writer, fst_error *error) {
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
     FST_TRY(fsti_writer_check_origin(writer, error));
     fst_status status = fsti_journal_run(&writer->journal, error);
-    if (status != FST_OK && writer->is_remote) fsti_writer_part_objects(writer, error);
     FST_TRY(status);
     if (writer->journal.is_complete && !writer->is_remote) fsti_writer_sweep(writer);
     return FST_OK;

@@ -106,8 +106,8 @@ static void format_name(const fst_writer *writer, uint32_t file, char *out, size
     else if (writer->file_count == 1)
         snprintf(out, size, "%s.safetensors", writer->stem);
     else
-        snprintf(out, size, "%s-%05u-of-%05u.safetensors", writer->stem, file + 1,
-                 writer->file_count);
+        snprintf(out, size, "%s-%05u-of-%05u%s.safetensors", writer->stem, file + 1,
+                 writer->file_count, writer->tag);
 }
 
 static char *format_path(const fst_writer *writer, uint32_t file) {
@@ -161,10 +161,11 @@ static fst_status find_rights(const fst_writer *writer, fsti_target *target, fst
     return FST_OK;
 }
 
-/// The paths that the files get, and the index of a set.
-static fst_status name_files(fst_writer *writer, const char *path, fst_error *error) {
+/// The index of a set gets one as well.
+fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error) {
     bool is_set = writer->folder != NULL;
     for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
+        fsti_free(writer->published[f]);
         writer->published[f] =
             is_set ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
         if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
@@ -204,7 +205,6 @@ static fst_status open_outputs(fst_writer *writer, const char *const *hidden, fs
             &file->target,
             writer->origin == NULL ? file->layout.file_bytes : file->layout.header_bytes,
             writer->options.promise == FST_SAVE_DURABLE, &file->output, error));
-        fsti_output_watch(file->output, fsti_writer_report, writer);
         if (writer->manifest.kind != NULL) FST_TRY(fsti_save_manifest_begin(writer, file, error));
     }
     return FST_OK;
@@ -234,7 +234,7 @@ static fst_status begin_save(fst_writer *writer, const save_request *request, fs
     group_members(writer);
     FST_TRY(lay_out_all(writer, request->tensors, error));
     if (writer->is_whole) writer->bytes_total = fsti_file_size(writer->origin);
-    FST_TRY(name_files(writer, request->path, error));
+    FST_TRY(fsti_writer_name_files(writer, request->path, error));
     if (writer->is_remote) FST_TRY(fsti_writer_check_remote(writer, request->options, error));
     FST_TRY(find_targets(writer, error));
     FST_TRY(fsti_save_manifest_open(writer, error));
@@ -298,6 +298,7 @@ static void clear_memory(fst_writer *writer) {
     fsti_target_clear(&writer->index_target);
     fsti_target_clear(&writer->manifest.target);
     fsti_journal_clear(&writer->journal);
+    fsti_writer_clear_scene(writer);
     fsti_free(writer->set_member);
     fsti_free(writer->published);
     fsti_free(writer->files);

@@ -10,6 +10,7 @@
 #include "gpu/gpu.h"
 #include "journal.h"
 #include "layout.h"
+#include "net/net.h"
 #include "save.h"
 #include "save_manifest.h"
 #include "stage.h"
@@ -26,6 +27,14 @@ typedef struct save_tensor {
     byte_coverage coverage;      ///< what came, or is coming; under the writer's lock
     uint64_t bytes_put;          ///< what has come; under the writer's lock
 } save_tensor;
+
+/// What a set's folder at a store holds when the save begins.
+typedef struct remote_scene {
+    bool has_index;  ///< of this stem
+    bool is_unknown; ///< it may not be listed
+    char **members;  ///< addresses of files of this stem
+    size_t count, capacity;
+} remote_scene;
 
 /// A file of a save.
 typedef struct save_file {
@@ -62,11 +71,14 @@ struct fst_writer {
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 
-    bool is_remote;     ///< the files are objects of a store
-    bool is_shared;     ///< the files have hidden names that other processes know
-    bool is_joined;     ///< to a file that is another process's
-    bool is_adopted;    ///< the files were made by other processes, to be published by this one
-    bool without_index; ///< see fst_publish_options
+    bool is_remote;       ///< the files are objects of a store
+    fsti_net_watch watch; ///< whether to go on waiting for it
+    remote_scene scene;   ///< of a set at a store
+    char tag[20];         ///< of files beside others' of their names: \"-\" and 16 digits; or \"\"
+    bool is_shared;       ///< the files have hidden names that other processes know
+    bool is_joined;       ///< to a file that is another process's
+    bool is_adopted;      ///< the files were made by other processes, to be published by this one
+    bool without_index;   ///< see fst_publish_options
 
     fsti_file *origin;     ///< of an edit: the file whose tensors the new one has; else NULL
     uint64_t origin_begin; ///< of its data
@@ -154,13 +166,14 @@ bool fsti_save_is_index(const char *name, size_t size, const char *stem);
 /// Of a save to an address: FST_E_UNSUPPORTED for what needs files.
 fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_options *options,
                                     fst_error *error);
-/// The targets of a set of objects: which of them are there, too.
+/// Gives the files their paths, anew.
+fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error);
+/// What is there, what names the new files get beside it, and their targets.
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error);
-/// The steps that put objects in place.
+void fsti_writer_clear_scene(fst_writer *writer);
+/// Whether an index is among the steps that put objects in place, and the steps.
+bool fsti_writer_wants_index(const fst_writer *writer);
 fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error);
-/// Behind steps that failed: where files of another set were replaced, its index goes, so that none
-/// leads to files of both, and unless all of the new ones are there, they go as well.
-void fsti_writer_part_objects(fst_writer *writer, fst_error *error);
 
 /// Removes what killed saves of the writer's targets have left behind.
 void fsti_writer_sweep(fst_writer *writer);

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C while a store has not answered: the save ends, the store has not."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from object_store import ObjectStore, object_store
+from web_server import Answer, Request
+
+PROGRAM = """
+import signal, sys, numpy
+from fastsafetensors import remote
+from fastsafetensors._core import Writer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests may ignore it
+remote.configure(endpoint=sys.argv[1], anonymous=True)
+mib, files = int(sys.argv[3]), int(sys.argv[4])
+some = numpy.ones(mib << 20, numpy.uint8)
+rows = [(f"t{i}", "U8", some.shape, some.ctypes.data, some.nbytes) for i in range(max(files, 1))]
+more = {"file_of": list(range(files)), "file_count": files} if files else {}
+writer = None
+try:
+    writer = Writer(sys.argv[2], rows, None, **more)
+    writer.commit()
+    print("saved", flush=True)
+except KeyboardInterrupt:
+    if writer is not None:
+        writer.close()
+    print("interrupted", flush=True)
+sys.stdin.readline()
+"""
+FILE, FOLDER = "s3://bucket/m.safetensors", "s3://bucket/m"
+
+
+class Held:
+    """Answers that a store keeps to itself until it is told."""
+
+    def __init__(self, which: Callable[[Request], bool]) -> None:
+        """Hold the answers of such requests."""
+        self.which = which
+        self.held, self.released, self.removed = (threading.Event() for _ in range(3))
+
+    def __call__(self, request: Request, answer: Answer) -> Answer:
+        """Hold it, after the store has done what it was asked for."""
+        if self.which(request):
+            self.held.set()
+            self.released.wait(300)
+        if request.method == "DELETE" and "uploadId" in request.query:
+            self.removed.set()
+        return answer
+
+
+@contextlib.contextmanager
+def saving(
+    held: Held, path: str, mib: int, files: int = 0
+) -> Iterator[tuple[ObjectStore, subprocess.Popen[str]]]:
+    """A save in another process that is interrupted once an answer is held."""
+    with object_store(held) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, server.url, path, str(mib), str(files)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert held.held.wait(120)
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "interrupted\n"
+            assert not held.released.is_set()
+            yield server, process
+        finally:
+            held.released.set()
+            process.kill()
+            process.communicate()
+
+
+def is_join(request: Request) -> bool:
+    """Whether parts are to be joined."""
+    return request.method == "POST" and "uploadId" in request.query
+
+
+@pytest.mark.parametrize("step", ["part", "join", "whole", "list", "index"])
+def test_the_store_has_not_answered(step: str) -> None:
+    """Each wait of a save ends, and nothing of it is left at the store but what it holds."""
+    which: dict[str, Callable[[Request], bool]] = {
+        "part": lambda r: "partNumber=2" in r.query,
+        "join": is_join,
+        "whole": lambda r: r.method == "PUT",
+        "list": lambda r: "list-type" in r.query,
+        "index": lambda r: r.method == "PUT" and r.path.endswith("index.json"),
+    }
+    mib, files = (1, 2) if step in ("list", "index") else (1, 0) if step == "whole" else (20, 0)
+    with saving(Held(which[step]), FOLDER if files else FILE, mib, files) as (server, _):
+        assert not server.uploads
+        # What it was asked for by the request whose answer it holds it may have done.
+        assert len(server.objects) == (1 if step in ("join", "whole") else 0)
+
+
+def test_an_upload_that_is_only_begun() -> None:
+    """Its number comes with the answer that nobody waits for: then it is taken back."""
+    held = Held(lambda r: r.method == "POST" and "uploadId" not in r.query)
+    with saving(held, FILE, 20) as (server, _):
+        assert len(server.uploads) == 1 and not held.removed.is_set()
+        held.released.set()
+        assert held.removed.wait(120)
+        assert not server.uploads and not server.objects
+
+
+def test_a_store_that_answers_nothing_more() -> None:
+    """The end has two seconds: the save ends although nothing of it is answered."""
+    held = Held(lambda r: "partNumber=2" in r.query or r.method == "DELETE")
+    with saving(held, FILE, 20) as (server, _):
+        assert not server.objects

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A set saved where one is already: at every step a reader has the old one or the new one."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+import numpy
+import pytest
+from object_store import ObjectStore, failure, object_store
+from web_server import Answer, Request
+
+from fastsafetensors import SafetensorError, remote, safe_open
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors._core import Writer
+
+FOLDER, INDEX = "s3://bucket/m/", "/bucket/m/model.safetensors.index.json"
+KIB = 1024
+Tensors = dict[str, numpy.ndarray]
+CHANGES = [(3, 3), (2, 3), (1, 3), (3, 1), (1, 1)]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    remote.configure()
+
+
+def ask(server: ObjectStore) -> None:
+    """Have addresses of S3 mean this store."""
+    remote.configure(endpoint=server.url, anonymous=True, retry_base_ms=2, tries_max=2)
+
+
+def open_set(files: int, seed: int) -> tuple[Writer, Tensors]:
+    """A save of a set with tensors that are a seed's alone."""
+    value = numpy.full(KIB * 8, seed, numpy.uint8)
+    rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
+    where = [i % files for i in range(6)]
+    writer = Writer(FOLDER, rows, None, file_of=where, file_count=files, owners=[value])
+    return writer, {f"t{i}": value for i in range(6)}
+
+
+def save(files: int, seed: int) -> Tensors:
+    """The same, at once."""
+    writer, tensors = open_set(files, seed)
+    try:
+        writer.commit()
+    finally:
+        writer.close()
+    return tensors
+
+
+def seed_of(tensors: Tensors) -> int:
+    """Which set that is, whole; anything else is a mixture."""
+    assert sorted(tensors) == [f"t{i}" for i in range(6)]
+    [seed] = {int(v) for tensor in tensors.values() for v in numpy.unique(tensor)}
+    return seed
+
+
+def is_change(request: Request) -> bool:
+    """Whether a request changes what is there."""
+    return request.method in ("PUT", "POST", "DELETE")
+
+
+def count_changes(before: int, after: int, has_index: bool) -> int:
+    """Requests that change something, of such a save."""
+    with object_store() as server:
+        ask(server)
+        save(before, 1)
+        if not has_index:
+            server.objects.pop(INDEX, None)
+        server.log.clear()
+        save(after, 2)
+        return sum(map(is_change, server.log))
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_each_step_refused(before: int, after: int, has_index: bool) -> None:
+    """A save that fails at any step leaves the set that was there; at its end, the new one."""
+    for step in range(count_changes(before, after, has_index)):
+        with object_store() as server:
+            ask(server)
+            save(before, 1)
+            if not has_index:
+                server.objects.pop(INDEX, None)
+            seen = []
+
+            def refuse(request: Request, step: int = step, seen: list[str] = seen) -> Answer | None:
+                if is_change(request):
+                    seen.append(request.path)
+                return failure("403 Forbidden", "No") if len(seen) == step + 1 else None
+
+            server.refuse = refuse
+            try:
+                save(after, 2)
+                expected = 2
+            except PermissionError:
+                expected = 1
+            server.refuse = lambda request: None
+            assert seed_of(fst_numpy.load_file(FOLDER)) == expected
+            assert seed_of(save(after, 3)) == seed_of(fst_numpy.load_file(FOLDER)) == 3
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_a_reader_at_each_step(before: int, after: int, has_index: bool) -> None:
+    """A load gives one set, whole, behind every change; an error only where no index led."""
+    seen: list[int] = []
+
+    def look(request: Request, answer: Answer) -> Answer:
+        if is_change(request) and server.refuse is watching:
+            try:
+                seen.append(seed_of(fst_numpy.load_file(FOLDER)))
+            except (OSError, SafetensorError):
+                assert not has_index and before > 1
+        return answer
+
+    def watching(request: Request) -> Answer | None:
+        return None
+
+    with object_store(look) as server:
+        ask(server)
+        save(before, 1)
+        if not has_index:
+            server.objects.pop(INDEX, None)
+        server.refuse = watching
+        save(after, 2)
+        assert seen == sorted(seen) and seen[-1] == 2 and seen[0] in (1, 2)
+        assert seed_of(fst_numpy.load_file(FOLDER)) == 2
+        # Nothing of the old set is left.
+        assert len(server.objects) == (after + 1 if after > 1 else 1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 5])
+def test_who_has_it_open_keeps_it_or_is_told(steps: int) -> None:
+    """Tensors read later are of the set that was opened, or an error."""
+    handles = []
+
+    def look(request: Request, answer: Answer) -> Answer:
+        if is_change(request) and handles:
+            handles.append(None)
+            if len(handles) == steps + 1:
+                handles[0] = safe_open(f"s3:/{INDEX}", framework="np").__enter__()
+        return answer
+
+    with object_store(look) as server:
+        ask(server)
+        save(3, 1)
+        handles.append(None)
+        save(3, 2)
+        opened = handles[0]
+        assert opened is not None
+        values = set()
+        for name in [f"t{i}" for i in range(6)]:
+            try:
+                values |= set(numpy.unique(opened.get_tensor(name)).tolist())
+            except (OSError, SafetensorError):
+                values.add(1)  # the old one, which is gone
+        opened.__exit__(None, None, None)
+        assert values == ({1} if steps < 4 else {2})
+
+
+def test_two_saves_at_once() -> None:
+    """The later index leads to a set that is whole: neither takes away what the other brings."""
+    with object_store() as server:
+        ask(server)
+        save(3, 1)
+        one, _ = open_set(3, 2)
+        other, _ = open_set(2, 3)
+        for writer, seed in ((one, 2), (other, 3)):
+            writer.commit()
+            writer.close()
+            assert seed_of(fst_numpy.load_file(FOLDER)) == seed
+
+
+def test_an_index_whose_answer_is_lost() -> None:
+    """Nobody knows whether it is there: what it may lead to stays."""
+    lost = [False]
+
+    def lose(request: Request, answer: Answer) -> Answer:
+        if lost[0] and request.method == "PUT" and "index" in request.path:
+            return failure("500 Internal Server Error", "InternalError")
+        return answer
+
+    with object_store(lose) as server:
+        ask(server)
+        save(3, 1)
+        lost[0] = True
+        with pytest.raises(OSError, match="whether the object is there is not known"):
+            save(3, 2)
+        assert seed_of(fst_numpy.load_file(FOLDER)) == 2  # it was

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Requests that are waited for, by who may be told meanwhile that nobody wants them any more.
+#include <pthread.h>
+#include <time.h>
+
+#include "request.h"
+
+#define WATCH_NS 100000000
+
+typedef struct request_wait {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_done;
+    atomic_bool stop;
+} request_wait;
+
+static void wake_waiter(net_request *request) {
+    request_wait *wait = request->context;
+    pthread_mutex_lock(&wait->lock);
+    wait->is_done = true;
+    pthread_cond_signal(&wait->changed);
+    pthread_mutex_unlock(&wait->lock);
+}
+
+bool fsti_net_wait(pthread_cond_t *changed, pthread_mutex_t *lock) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += WATCH_NS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    return pthread_cond_timedwait(changed, lock, &until) == 0;
+}
+
+/// Waits until the request is over, which it is soon when the watch says so: what that has said.
+/// The lock is held, and let go of.
+static fst_status wait_watched(request_wait *wait, const fsti_net_watch *watch,
+                               const atomic_bool *stop, fst_error *error) {
+    fst_status status = FST_OK;
+    while (!wait->is_done) {
+        if (fsti_net_wait(&wait->changed, &wait->lock) || status != FST_OK) continue;
+        pthread_mutex_unlock(&wait->lock);
+        status = watch->ask(watch->context, 0, error);
+        if (status != FST_OK || (stop != NULL && atomic_load(stop)))
+            atomic_store(&wait->stop, true);
+        pthread_mutex_lock(&wait->lock);
+    }
+    return status;
+}
+
+void fsti_request_run(net_request *request) {
+    request_wait wait = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
+    const fsti_net_watch *watch = request->watch;
+    const atomic_bool *stop = request->stop;
+    fst_error error = {0};
+    fst_status status = FST_OK;
+    bool is_watched = watch != NULL && watch->ask != NULL;
+    if (is_watched) request->stop = &wait.stop;
+    request->context = &wait;
+    request->done = wake_waiter;
+    fsti_request_begin(request);
+    pthread_mutex_lock(&wait.lock);
+    if (is_watched) status = wait_watched(&wait, watch, stop, &error);
+    while (!wait.is_done) pthread_cond_wait(&wait.changed, &wait.lock);
+    pthread_mutex_unlock(&wait.lock);
+    request->stop = stop;
+    if (status == FST_OK || request->status != FST_E_CANCELLED) return;
+    request->status = status;
+    request->error = error;
+}

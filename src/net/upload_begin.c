@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The beginning of an object of several parts. Until the store has answered nobody knows the
+/// upload's number, so who gives up meanwhile can't take it back: then the request goes on by
+/// itself, and takes back what it has begun.
+#include <stdio.h>
+#include <string.h>
+
+#include "sha256.h"
+#include "upload.h"
+
+#define ANSWER_BYTES_MAX ((size_t)65536)
+
+typedef struct beginning {
+    net_request request; ///< the beginning; of one that was left, then its end
+    net_store *store;
+    char *url, *name, *asked; ///< of the object; asked: with the request's query
+    char hash[SHA256_HEX_BYTES];
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_done, is_left; ///< left: it is its request's own
+} beginning;
+
+static void free_beginning(beginning *begun) {
+    if (begun == NULL) return;
+    fsti_free(begun->request.text);
+    fsti_store_unref(begun->store);
+    fsti_free(begun->url);
+    fsti_free(begun->name);
+    fsti_free(begun->asked);
+    pthread_mutex_destroy(&begun->lock);
+    pthread_cond_destroy(&begun->changed);
+    fsti_free(begun);
+}
+
+/// The upload's number in an answer, escaped; false: there is none.
+static bool read_number(const net_request *request, char *out, size_t size) {
+    char id[UPLOAD_ID_BYTES / 3];
+    return request->status == FST_OK && request->text != NULL &&
+           fsti_xml_find(request->text, request->text_bytes, "UploadId", id, sizeof id) &&
+           id[0] != '\0' && fsti_url_escape((url_part){id, strlen(id)}, false, out, size);
+}
+
+static void end_left(net_request *request) { free_beginning(request->context); }
+
+/// From a thread of the room's: takes back an upload that nobody wants.
+static void take_back(beginning *begun) {
+    char number[UPLOAD_ID_BYTES], query[UPLOAD_ID_BYTES + 16];
+    net_request *request = &begun->request;
+    bool is_begun = read_number(request, number, sizeof number);
+    fsti_free(begun->asked);
+    begun->asked = NULL;
+    snprintf(query, sizeof query, "uploadId=%s", is_begun ? number : "");
+    if (is_begun) begun->asked = fsti_upload_query(begun->url, query);
+    if (begun->asked == NULL) {
+        free_beginning(begun);
+        return;
+    }
+    fsti_free(request->text);
+    *request = (net_request){.method = "DELETE",
+                             .url = begun->asked,
+                             .name = begun->name,
+                             .store = begun->store,
+                             .body_hash = fsti_upload_hash(begun->asked, NULL, 0, begun->hash),
+                             .text_bytes_max = ANSWER_BYTES_MAX,
+                             .done = end_left,
+                             .context = begun};
+    fsti_request_begin(request);
+}
+
+static void finish_beginning(net_request *request) {
+    beginning *begun = request->context;
+    pthread_mutex_lock(&begun->lock);
+    begun->is_done = true;
+    bool is_left = begun->is_left;
+    pthread_cond_signal(&begun->changed);
+    pthread_mutex_unlock(&begun->lock);
+    if (is_left) take_back(begun);
+}
+
+static beginning *make_beginning(const upload_place *place) {
+    beginning *begun = fsti_alloc_zeroed(1, sizeof *begun);
+    if (begun == NULL) return NULL;
+    pthread_mutex_init(&begun->lock, NULL);
+    pthread_cond_init(&begun->changed, NULL);
+    begun->store = fsti_store_ref((net_store *)place->store);
+    begun->url = fsti_string_copy(place->url, strlen(place->url));
+    begun->name = fsti_string_copy(place->name, strlen(place->name));
+    begun->asked = fsti_upload_query(place->url, "uploads");
+    if (begun->url == NULL || begun->name == NULL || begun->asked == NULL) {
+        free_beginning(begun);
+        return NULL;
+    }
+    begun->request = (net_request){.method = "POST",
+                                   .url = begun->asked,
+                                   .name = begun->name,
+                                   .store = begun->store,
+                                   .body = "",
+                                   .body_hash = fsti_upload_hash(begun->asked, "", 0, begun->hash),
+                                   .lines = fsti_upload_lines(place, UPLOAD_PART),
+                                   .text_bytes_max = ANSWER_BYTES_MAX,
+                                   .done = finish_beginning,
+                                   .context = begun};
+    return begun;
+}
+
+/// Waits for the answer; *is_left: the watch has ended that, and the request is its own.
+static fst_status wait_for_answer(upload_place *place, beginning *begun, bool *is_left,
+                                  fst_error *error) {
+    fst_status status = FST_OK;
+    pthread_mutex_lock(&begun->lock);
+    while (!begun->is_done && status == FST_OK) {
+        if (fsti_net_wait(&begun->changed, &begun->lock) || place->watch->ask == NULL) continue;
+        pthread_mutex_unlock(&begun->lock);
+        status = place->watch->ask(place->watch->context, 0, error);
+        pthread_mutex_lock(&begun->lock);
+    }
+    // One that was given up as its answer came is ended like any other, by its number.
+    *is_left = begun->is_left = !begun->is_done;
+    pthread_mutex_unlock(&begun->lock);
+    if (status != FST_OK) atomic_store(&place->is_cancelled, true);
+    return status;
+}
+
+fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
+                             fst_error *error) {
+    place->number = fsti_net_random();
+    place->begun_s = -1;
+    if (place->store->kind == NET_STORE_AZURE) return FST_OK; // blocks have names of their own
+    beginning *begun = make_beginning(place);
+    if (begun == NULL) return fsti_error_memory(error, sizeof *begun);
+    net_request *request = &begun->request;
+    fsti_request_begin(request);
+    bool is_left;
+    fst_status status = wait_for_answer(place, begun, &is_left, error);
+    if (is_left) return status;
+    fsti_net_count(&place->counts, &request->counts);
+    snprintf(region, region_size, "%s", request->answer.region);
+    place->begun_s = fsti_answer_date(request->answer.date);
+    bool is_good = read_number(request, place->id, sizeof place->id);
+    fsti_error_place where = {.file = place->name, .byte_offset = FST_NO_OFFSET};
+    if (status == FST_OK && request->status != FST_OK) {
+        status = request->status;
+        if (error != NULL) *error = request->error;
+    } else if (status == FST_OK && !is_good) {
+        status = fsti_error_set(error, FST_E_IO, where,
+                                "the store began no upload, and did not say why");
+    }
+    free_beginning(begun);
+    return status;
+}
