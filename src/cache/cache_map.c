@@ -126,6 +126,7 @@ static bool claim_some(fsti_cache_entry *entry, uint64_t first, uint64_t last, c
         if (fcntl(entry->map_fd, F_OFD_SETLK, &range) == 0) {
             *claim = (cache_claim){first, last, entry->claims};
             entry->claims = claim;
+            fsti_cache_beat(entry, claim);
             return true;
         }
         bool is_taken = errno == EAGAIN || errno == EACCES;

@@ -13,7 +13,7 @@
 /// A file that is removed between being found and being held is looked for again.
 #define OPEN_TRIES_MAX 8
 /// Who has the turn asks a server, which takes as long as it takes.
-#define TURN_PATIENCE_NS ((uint64_t)10000000000)
+#define TURN_PATIENCE_NS ((uint64_t)3000000000)
 #define TURN_PAUSE_US 3000
 #define ADDRESS_BYTES_MAX 16384u
 
@@ -435,6 +435,7 @@ fst_status fsti_cache_open(const char *url, fsti_cached *out, fst_error *error) 
 
 void fsti_cache_close(fsti_cache_entry *entry) {
     if (entry == NULL) return;
+    fsti_cache_beat_end(entry);
     fsti_object_unref(entry->object);
     close(entry->data_fd);
     close(entry->map_fd);

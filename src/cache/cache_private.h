@@ -6,7 +6,8 @@
 /// there, hold what the map says and are on the device, .part becomes .data: a plain file. NAME.ref
 /// says which version an address had last; its name is the address's. Who uses a version holds a
 /// shared lock (flock) on its bytes, who removes it an exclusive one. Who brings blocks holds locks
-/// on their numbers in the map (of an open file: they go with the process). `lock` is held by who
+/// on their numbers in the map (of an open file: they go with the process), and gives signs of life
+/// there (cache_beat.c). `lock` is held by who
 /// makes or removes files.
 #ifndef FSTI_CACHE_PRIVATE_H
 #define FSTI_CACHE_PRIVATE_H
@@ -98,7 +99,12 @@ struct fsti_cache_entry {
     atomic_int failure;     ///< why: an errno
     bool is_required;       ///< then that is an error
     char *folder;           ///< for messages
-    fsti_net_counts counts; ///< under the room's lock
+    fsti_net_counts counts; ///< under the room's lock, as what follows
+    uint32_t waiter_count;  ///< for blocks that others bring
+    uint64_t silent_number; ///< of a process that stands still; 0: none
+    bool is_beating;        ///< in the list of those with claims or waiters
+    pid_t beat_owner;       ///< of that list
+    fsti_cache_entry *next_beating;
 };
 
 /// The room's lock, for short whiles; free in the child of a fork.
@@ -115,6 +121,27 @@ static inline void fsti_cache_break(fsti_cache_entry *entry, int failure) {
 /// where they have it all. What is claimed is in `claim`.
 bool fsti_cache_claim(fsti_cache_entry *entry, uint64_t first, uint64_t last, cache_claim *claim);
 void fsti_cache_unclaim(fsti_cache_entry *entry, cache_claim *claim);
+
+// ---- signs of life (cache_beat.c) ----
+
+/// Says from now on that a claim's blocks are coming (NULL: nothing yet). The room is held.
+void fsti_cache_beat(fsti_cache_entry *entry, const cache_claim *claim);
+/// The entry is to be closed.
+void fsti_cache_beat_end(fsti_cache_entry *entry);
+/// Between these two somebody waits for others.
+void fsti_cache_wait_begin(fsti_cache_entry *entry);
+void fsti_cache_wait_end(fsti_cache_entry *entry);
+
+/// What a waiter has seen of who brings a block.
+typedef struct cache_silence {
+    bool is_begun;
+    uint64_t block, number, round;
+} cache_silence;
+/// Whether who brings the block has given no sign for 3 seconds, or is known to give none. By who
+/// waits, again and again, with the same `silence`.
+bool fsti_cache_is_silent(fsti_cache_entry *entry, uint64_t block, cache_silence *silence);
+/// For tests: time between signs; 0: half a second.
+void fsti_cache_beat_period(uint64_t period_ns);
 
 /// Checks all blocks of an entry that has all and makes the file plain: true when it is.
 bool fsti_cache_seal(fsti_cache_entry *entry, cache_folder *folder, const char *name);

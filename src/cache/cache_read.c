@@ -15,7 +15,8 @@
 
 #define PAUSE_NS_MIN ((uint64_t)1000000)
 #define PAUSE_NS_MAX ((uint64_t)20000000)
-/// Who has a block for so long without a byte of it, while all others have come, may be stopped.
+/// Who has a block for so long without a byte of it, while all others have come, may have a server
+/// that this process finds sooner. (Who is stopped is passed over sooner: cache_beat.c.)
 #define PATIENCE_NS ((uint64_t)30000000000)
 /// So much is read and waited for at once.
 #define PART_BYTES ((CACHE_READ_BLOCKS - 2) * CACHE_BLOCK_BYTES)
@@ -38,6 +39,8 @@ typedef struct cache_job {
     bool is_fetching; ///< a request is to be looked at
     bool is_alone;    ///< it reads past the cache
     uint64_t pause_ns, waiting_ns;
+    bool is_waiting; ///< counted among the entry's waiters
+    cache_silence silence;
     fsti_range_read fetch;
     fsti_range_edges edges;
     fst_error error;
@@ -51,9 +54,15 @@ static uint64_t block_end(const fsti_cache_entry *entry, uint64_t block) {
     return fsti_min(block_begin(block + 1), entry->size_bytes);
 }
 
+static void wait_no_more(cache_job *job) {
+    if (job->is_waiting) fsti_cache_wait_end(job->entry);
+    job->is_waiting = false;
+}
+
 static void end_job(cache_job *job, int64_t result) {
     fsti_range_read *read = job->read;
     read->result = result;
+    wait_no_more(job);
     fsti_free(job->sides[0]);
     fsti_free(job->sides[1]);
     fsti_free(job);
@@ -305,12 +314,16 @@ static void drop_claim(cache_job *job) {
 }
 
 static void wait_for_others(cache_job *job) {
-    uint64_t now_ns = fsti_now_ns();
+    uint64_t now_ns = fsti_now_ns(), first = job->first;
+    while (first + 1 < job->last && !is_absent(job, first)) first++;
+    if (!job->is_waiting) fsti_cache_wait_begin(job->entry);
+    job->is_waiting = true;
     if (job->waiting_ns == 0) {
         job->waiting_ns = now_ns;
         job->pause_ns = PAUSE_NS_MIN;
     }
-    job->is_alone = now_ns - job->waiting_ns > PATIENCE_NS;
+    job->is_alone = now_ns - job->waiting_ns > PATIENCE_NS ||
+                    fsti_cache_is_silent(job->entry, first, &job->silence);
     job->pause_ns = fsti_min(job->pause_ns * 3 / 2, PAUSE_NS_MAX);
     fsti_cache_pool_add(&job->task, now_ns + job->pause_ns);
 }

@@ -94,8 +94,9 @@ static bool seal_claimed(fsti_cache_entry *entry, cache_folder *folder, const ch
            rename_checked(entry, folder, name);
 }
 
-bool fsti_cache_seal(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
+static bool seal(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
     uint64_t begun_ns = fsti_now_ns();
+    cache_silence silence = {0};
     while (!atomic_load(&entry->is_broken) && has_all(entry)) {
         cache_claim claim;
         bool is_claimed = fsti_cache_claim(entry, 0, entry->block_count, &claim);
@@ -103,8 +104,19 @@ bool fsti_cache_seal(fsti_cache_entry *entry, cache_folder *folder, const char *
         bool is_done = is_all && seal_claimed(entry, folder, name);
         if (is_claimed) fsti_cache_unclaim(entry, &claim);
         if (is_all || is_sealed(folder, name)) return is_done || is_sealed(folder, name);
-        if (fsti_now_ns() - begun_ns > SEAL_PATIENCE_NS) return false;
+        // What others have begins with the first block, or behind what was free.
+        uint64_t taken = is_claimed && claim.first == 0 ? claim.last : 0;
+        if (fsti_now_ns() - begun_ns > SEAL_PATIENCE_NS ||
+            fsti_cache_is_silent(entry, taken, &silence))
+            return false;
         usleep(SEAL_PAUSE_US);
     }
     return false;
+}
+
+bool fsti_cache_seal(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
+    fsti_cache_wait_begin(entry);
+    bool is_done = seal(entry, folder, name);
+    fsti_cache_wait_end(entry);
+    return is_done;
 }

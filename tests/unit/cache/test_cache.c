@@ -4,6 +4,7 @@
 /// the rest.
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -179,6 +180,92 @@ static bool read_all(const fsti_cached *opened) {
 static void close_entry(fsti_cached *opened) {
     fsti_cache_close(opened->entry);
     fsti_object_unref(opened->object);
+}
+
+/// The map of an entry, opened once more: its locks are another's.
+static int open_map(const char *folder) {
+    char name[CACHE_NAME_BYTES], path[300];
+    if (!find_name(folder, name)) return -1;
+    snprintf(path, sizeof path, "%s/%s.map", folder, name);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/// Blocks of an entry that are there.
+static uint64_t count_blocks(const fsti_cache_entry *entry, uint64_t first, uint64_t last) {
+    uint64_t digest, count = 0;
+    for (uint64_t i = first; i < last; i++)
+        if (fsti_cache_map_read(entry->map_fd, i, 1, &digest) == 0) count += digest != 0;
+    return count;
+}
+
+/// Numbers that change behind the head of a map are who brings blocks, and these do not.
+TEST(who_gives_no_sign_is_passed_over)
+{
+    char reason[160];
+    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    if (port == 0) port = start_server();
+    fsti_cached opened;
+    uint64_t numbers[256];
+    for (size_t i = 0; i < 256; i++) numbers[i] = 7;
+    CHECK(open_entry("stopped", &opened));
+    int fd = open_map(fixture_path("stopped"));
+    CHECK_INT(fsti_cache_pwrite(fd, numbers, sizeof numbers, 2048), 0);
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 16, .l_len = 150};
+    CHECK_INT(fcntl(fd, F_OFD_SETLK, &range), 0);
+    fsti_cache_beat_period(10000000);
+    CHECK(read_all(&opened));
+    CHECK_INT(opened.entry->silent_number, 7);
+    // Whoever it is may still write its blocks: nobody else has.
+    CHECK_INT(count_blocks(opened.entry, 16, 166), 0);
+    CHECK_INT(count_blocks(opened.entry, 0, opened.entry->block_count),
+              opened.entry->block_count - 150);
+    close(fd);
+    CHECK(read_all(&opened));
+    CHECK_INT(count_blocks(opened.entry, 0, opened.entry->block_count), opened.entry->block_count);
+    fsti_cache_beat_period(0);
+    close_entry(&opened);
+}
+
+typedef struct whole_read {
+    const fsti_cached *opened;
+    bool is_good;
+    atomic_bool is_done;
+} whole_read;
+
+static void *read_whole(void *context) {
+    whole_read *self = context;
+    self->is_good = read_all(self->opened);
+    atomic_store(&self->is_done, true);
+    return NULL;
+}
+
+TEST(who_gives_signs_is_waited_for)
+{
+    char reason[160];
+    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    if (port == 0) port = start_server();
+    fsti_cached holder, waiter;
+    cache_claim claim;
+    pthread_t thread;
+    uint64_t number = 0, before = 0;
+    fsti_cache_beat_period(10000000);
+    CHECK(open_entry("alive", &holder) && open_entry("alive", &waiter));
+    CHECK(fsti_cache_claim(holder.entry, 16, 40, &claim));
+    whole_read read = {.opened = &waiter};
+    CHECK_INT(pthread_create(&thread, NULL, read_whole, &read), 0);
+    // So many signs that one who is silent would have been passed over long ago.
+    for (int changes = 0; changes < 40; changes += number != before, usleep(1000)) {
+        before = number;
+        CHECK_INT(fsti_cache_pread(holder.entry->map_fd, &number, sizeof number, 2048 + 16 * 8), 0);
+    }
+    CHECK(!atomic_load(&read.is_done));
+    CHECK_INT(waiter.entry->silent_number, 0);
+    fsti_cache_unclaim(holder.entry, &claim);
+    pthread_join(thread, NULL);
+    CHECK(read.is_good);
+    fsti_cache_beat_period(0);
+    close_entry(&holder);
+    close_entry(&waiter);
 }
 
 /// The folder is cleared and begun anew by others between a check and its end: what they have begun
