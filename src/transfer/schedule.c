@@ -235,7 +235,7 @@ static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     uint32_t *cursor = &pipeline->populate_cursor;
     uint32_t reads_at = pipeline->cursor[QUEUE_RING];
     if (*cursor < reads_at) *cursor = reads_at;
-    uint32_t limit = (uint32_t)fsti_min(pipeline->chunk_limit, reads_at + POPULATE_AHEAD_CHUNKS);
+    uint32_t limit = (uint32_t)fsti_min(pipeline->chunks_known, reads_at + POPULATE_AHEAD_CHUNKS);
     while (*cursor < limit) {
         uint32_t index = (*cursor)++;
         const fsti_plan_extent *extent = &plan->extents[plan->chunks[index].extent];
