@@ -127,7 +127,8 @@ typedef struct fst_load_options {
     void *predicate_context;
     /// Most bytes of tensors that may be read and not yet handed out by fst_loader_next();
     /// 0: no limit (everything is kept in the loader as well). A single tensor above it is
-    /// FST_E_BUDGET.
+    /// FST_E_BUDGET. What threads decompress with (some 4.3 MiB each) is within it: where files
+    /// are compressed, a third of it may go there, and no more threads are used than that allows.
     uint64_t budget_bytes;
     /// Copied; NULL: our huge-page arenas. It is called by one thread of the load at a time,
     /// without a lock: it may ask the loader for statistics, or cancel it.
@@ -223,7 +224,8 @@ typedef struct fst_load_stats {
     uint64_t chunk_count;         ///< units of work
     uint64_t chunks_resident;     ///< of them found in the page cache beforehand
     uint64_t buffer_bytes;        ///< memory allocated for tensors by this load
-    uint64_t buffer_bytes_peak;   ///< most of it alive and not yet handed out at one time
+    uint64_t buffer_bytes_peak;   ///< most of it alive and not yet handed out at one time; and,
+                                  ///< of compressed files, what its threads decompress with
     uint64_t bounce_bytes;        ///< memory of bounce slots
     uint64_t plan_ns;             ///< time to plan
     uint64_t first_tensor_ns;     ///< from the start until the first tensor was complete

@@ -11,6 +11,11 @@
 /// Magic, descriptor and the shortest content size of a frame.
 #define ZSTD_HEAD_BYTES 6u
 
+/// Room for a whole chunk's planes, and for stores that reach beyond them.
+#define PLANES_BYTES (((size_t)1 << FSTI_CHUNK_LOG_MAX) + 64)
+/// What libzstd takes to decode at once is 96 KiB in 1.4 and 160 KiB in 1.5.
+#define ZSTD_BYTES ((size_t)256 << 10)
+
 struct fsti_decoder {
     /// For frames of others' making; both NULL until one comes.
     const zstd_library *zstd;
@@ -20,17 +25,18 @@ struct fsti_decoder {
 };
 
 fst_status fsti_decoder_open(fsti_decoder **out, fst_error *error) {
-    size_t room = ((size_t)1 << FSTI_CHUNK_LOG_MAX) + 64;
     fsti_decoder *decoder = fsti_alloc_zeroed(1, sizeof *decoder);
     if (decoder == NULL) return fsti_error_memory(error, sizeof *decoder);
-    decoder->planes = fsti_alloc(room);
+    decoder->planes = fsti_alloc(PLANES_BYTES);
     if (decoder->planes == NULL) {
         fsti_decoder_close(decoder);
-        return fsti_error_memory(error, room);
+        return fsti_error_memory(error, PLANES_BYTES);
     }
     *out = decoder;
     return FST_OK;
 }
+
+size_t fsti_decoder_bytes(void) { return sizeof(fsti_decoder) + PLANES_BYTES + ZSTD_BYTES; }
 
 void fsti_decoder_close(fsti_decoder *decoder) {
     if (decoder == NULL) return;

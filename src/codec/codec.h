@@ -51,6 +51,8 @@ typedef struct fsti_decoder fsti_decoder;
 typedef struct fsti_encoder fsti_encoder;
 
 fst_status fsti_decoder_open(fsti_decoder **out, fst_error *error);
+/// Bytes of memory that a decoder comes to at most, libzstd's among them.
+size_t fsti_decoder_bytes(void);
 void fsti_decoder_close(fsti_decoder *decoder);
 /// Writes the chunk's true bytes to `target`: them, or FST_E_CORRUPT that says what is wrong with
 /// the chunk, whatever its bytes are. Nothing outside of `stored` and `target` is touched.

@@ -15,7 +15,9 @@ static void submit_mapped(void *lane, fsti_io_op *read) {
 static bool mapping_usable(fsti_file *file, char *reason, size_t reason_size) {
     bool usable = file == NULL || fsti_io_file_mapping(file) != NULL;
     snprintf(reason, reason_size, "%s",
-             usable ? "files can be mapped" : "the file can't be mapped");
+             usable                     ? "files can be mapped"
+             : file->maker.read != NULL ? file->maker.what
+                                        : "the file can't be mapped");
     return usable;
 }
 

@@ -2,7 +2,6 @@
 /// A load from request to tensors: mode, plan, pipeline, and the ways to get at what arrives.
 #include "load.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,8 +12,6 @@
 /// that small batches of large tensors would read 3 % more.
 #define VERIFIED_BATCH_BYTES ((uint64_t)256 << 20)
 #define COALESCE_GAP_BYTES ((uint64_t)64 << 10)
-/// A budget is cut into this many batches, so that reading and using overlap.
-#define BATCHES_PER_BUDGET 4u
 /// Locked memory that loads to a GPU go through: enough to keep its bus busy.
 #define RING_BYTES ((uint64_t)64 << 20)
 
@@ -79,32 +76,12 @@ static void choose_policy(fst_loader *loader, bool view_refused) {
 static uint64_t batch_limit(const fst_loader *loader) {
     const fst_load_options *options = &loader->options;
     if (options->budget_bytes != 0)
-        return options->budget_bytes / BATCHES_PER_BUDGET; // an item above it is a batch alone
+        return fsti_loader_batch_budget(loader); // an item above it is a batch alone
     // Devices and callers give memory in few large pieces: theirs is a batch a file.
     bool is_ours =
         loader->mode != FST_MODE_MAP && loader->device == NULL && options->allocator == NULL;
     if (!is_ours && options->order != FST_ORDER_REQUEST) return UINT64_MAX;
     return loader->digests != NULL ? VERIFIED_BATCH_BYTES : BATCH_BYTES;
-}
-
-static fst_status check_budget(const fst_loader *loader, fst_error *error) {
-    uint64_t budget = loader->options.budget_bytes;
-    if (budget == 0) return FST_OK;
-    for (size_t i = 0; i < loader->plan.batch_count; i++) {
-        const fsti_plan_batch *batch = &loader->plan.batches[i];
-        if (batch->buffer_bytes <= budget) continue;
-        uint32_t item_index = loader->plan.delivery[batch->delivery_first];
-        const fsti_plan_item *item = &loader->plan.items[item_index];
-        const fsti_header *header = loader->headers[item->file];
-        const fsti_tensor *tensor = &header->tensors[item->tensor];
-        fsti_error_place place = FSTI_NOWHERE;
-        place.tensor = fsti_header_name(header, tensor);
-        place.tensor_size = tensor->name_size;
-        return fsti_error_set(error, FST_E_BUDGET, place,
-                              "the budget is %" PRIu64 " bytes, a batch needs %" PRIu64, budget,
-                              batch->buffer_bytes);
-    }
-    return FST_OK;
 }
 
 /// The size of what digests are of, the same in all files; 0: there are none.
@@ -138,7 +115,7 @@ static fst_status make_plan(fst_loader *loader, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     FST_TRY(plan_wants(loader, loader->wants, loader->plan.item_count, &loader->plan, error));
     loader->plan_ns = fsti_now_ns() - start_ns;
-    return check_budget(loader, error);
+    return fsti_loader_check_budget(loader, error);
 }
 
 static fst_status list_files(fst_loader *loader, fst_error *error) {
@@ -228,7 +205,7 @@ static fst_status plan_load(fst_loader *loader, fst_error *error) {
 
 /// A budget that is smaller than the ring's default makes the ring smaller, too.
 static uint64_t ring_bytes(const fst_loader *loader) {
-    uint64_t bytes = loader->tuning.staging_bytes, budget = loader->options.budget_bytes;
+    uint64_t bytes = loader->tuning.staging_bytes, budget = fsti_loader_buffer_budget(loader);
     if (bytes == 0) bytes = RING_BYTES;
     if (budget != 0) bytes = fsti_min(bytes, budget / 4);
     return fsti_min(bytes, RING_BYTES);
@@ -254,8 +231,9 @@ static fsti_job job_of(const fst_loader *loader) {
                       .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
                       .ring = loader->tuning.ring,
                       .numa = loader->tuning.numa,
-                      .thread_count = options->thread_count,
-                      .budget_bytes = options->budget_bytes,
+                      .thread_count = loader->rooms.thread_count,
+                      .budget_bytes = fsti_loader_buffer_budget(loader),
+                      .room_bytes = loader->rooms.bytes,
                       .guard_allowed = options->no_sigbus_guard == 0,
                       .progress = options->progress,
                       .progress_context = options->progress_context};
@@ -281,6 +259,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         status = fsti_loader_check_verified(loader, error);
     if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
+        fsti_loader_count_rooms(loader);
         choose_policy(loader, false);
         status = plan_load(loader, error);
     }

@@ -9,6 +9,12 @@
 #include "plan/plan.h"
 #include "transfer/transfer.h"
 
+/// What threads that decode take beside the buffers of batches.
+typedef struct load_rooms {
+    uint64_t bytes;        ///< of each; 0: nothing is decoded
+    uint32_t thread_count; ///< the threads to ask for; 0: by the machine
+} load_rooms;
+
 struct fst_loader {
     fst_model *model;
     fst_load_options options; ///< without its pointers to items and globs
@@ -29,6 +35,7 @@ struct fst_loader {
     fsti_buffer **views;  ///< FST_MODE_MAP: mappings by file
     char **mappings;      ///< their addresses
     fst_allocator allocator;
+    load_rooms rooms;
     fsti_plan plan;
     fsti_pipeline *pipeline;
     pthread_mutex_t lock;  ///< for what follows
@@ -42,6 +49,15 @@ struct fst_loader {
 /// Fills loader->wants from the options' items, or from its selection.
 fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *options,
                                fst_error *error);
+
+/// Fills loader->rooms: with a budget there are no more threads that decode than it has room for.
+void fsti_loader_count_rooms(fst_loader *loader);
+/// The budget without those rooms: what buffers may take; 0: there is none.
+uint64_t fsti_loader_buffer_budget(const fst_loader *loader);
+/// The most that a batch of several items may take of it.
+uint64_t fsti_loader_batch_budget(const fst_loader *loader);
+/// FST_E_BUDGET with the numbers when a batch of the plan does not fit.
+fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error);
 
 /// FST_E_UNSUPPORTED for what can't be loaded verified.
 fst_status fsti_loader_check_verified(const fst_loader *loader, fst_error *error);

@@ -84,6 +84,7 @@ typedef struct model_file {
     /// belongs to `file`, and its own header; else NULL.
     const fsti_packed *packed;
     fsti_header *stored_header;
+    uint64_t room_bytes; ///< memory of each thread that reads it, beside its target; 0: none
 } model_file;
 
 typedef struct model_entry {

@@ -10,8 +10,8 @@
 #include "memory/memory.h"
 
 /// Stored bytes that are read at once: enough for a disk, and they stay in the processor's cache.
-/// With the pages around them they fit in a huge one.
-#define GROUP_BYTES (((uint64_t)2 << 20) - 2 * FSTI_IO_PAGE_BYTES)
+/// With the pages around them, and a tensor's end, they fit in a huge one.
+#define GROUP_BYTES (((uint64_t)2 << 20) - 3 * FSTI_IO_PAGE_BYTES)
 #define NO_CHUNK UINT64_MAX
 
 /// One thread's room.
@@ -20,22 +20,27 @@ typedef struct packed_room {
     fsti_buffer *memory; ///< of `stored`
     char *stored;
     char *tail;          ///< the chunk that a read ended in, decoded
+    uint64_t tail_file;  ///< whose, a packed_file's number
     uint64_t tail_chunk; ///< which; NO_CHUNK: none
     struct packed_room *next;
 } packed_room;
+#define TAIL_BYTES ((size_t)1 << FSTI_CHUNK_LOG_MAX)
 
 typedef struct packed_file {
     fsti_file *stored;
     fsti_packed packed;
     fsti_digest_list digests; ///< of the stored bytes; kind is NULL when there are none
-    packed_room *rooms;       ///< that nobody uses now; under rooms_lock
+    uint64_t number;          ///< no other file of the process has or had it
     atomic_bool is_buffered;  ///< the file can't be read past the page cache
 } packed_file;
 
-/// For the rooms of all files: held for a few steps, and of the process, so that the child of a
-/// fork() finds it free whatever the parent's threads were reading.
+/// Rooms that nobody uses now: of all files together, so that there are no more than threads have
+/// read at once, however many files a set has. They go with the last file. The lock is held for a
+/// few steps, and the child of a fork() finds it free whatever the parent's threads were reading.
 static pthread_mutex_t rooms_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t rooms_once = PTHREAD_ONCE_INIT;
+static packed_room *idle_rooms;
+static uint64_t files_open, files_made;
 static void register_rooms(void) { fsti_fork_lock(&rooms_lock); }
 
 /// A read on its way.
@@ -55,9 +60,13 @@ static void free_room(packed_room *room) {
 
 static void release_file(void *context) {
     packed_file *file = context;
-    while (file->rooms != NULL) {
-        packed_room *room = file->rooms;
-        file->rooms = room->next;
+    pthread_mutex_lock(&rooms_lock);
+    packed_room *left = --files_open == 0 ? idle_rooms : NULL;
+    if (left != NULL) idle_rooms = NULL;
+    pthread_mutex_unlock(&rooms_lock);
+    while (left != NULL) {
+        packed_room *room = left;
+        left = room->next;
         free_room(room);
     }
     fsti_packed_clear(&file->packed);
@@ -65,11 +74,11 @@ static void release_file(void *context) {
 }
 
 /// Room for a read that begins in `chunk`: what holds that already, else any, else a new one.
-static packed_room *take_room(packed_file *file, uint64_t chunk) {
+static packed_room *take_room(const packed_file *file, uint64_t chunk) {
     pthread_mutex_lock(&rooms_lock);
-    packed_room **link = &file->rooms;
+    packed_room **link = &idle_rooms;
     for (packed_room **at = link; *at != NULL; at = &(*at)->next)
-        if ((*at)->tail_chunk == chunk) link = at;
+        if ((*at)->tail_file == file->number && (*at)->tail_chunk == chunk) link = at;
     packed_room *room = *link;
     if (room != NULL) *link = room->next;
     pthread_mutex_unlock(&rooms_lock);
@@ -79,10 +88,10 @@ static packed_room *take_room(packed_file *file, uint64_t chunk) {
     return room;
 }
 
-static void give_room(packed_file *file, packed_room *room) {
+static void give_room(packed_room *room) {
     pthread_mutex_lock(&rooms_lock);
-    room->next = file->rooms;
-    file->rooms = room;
+    room->next = idle_rooms;
+    idle_rooms = room;
     pthread_mutex_unlock(&rooms_lock);
 }
 
@@ -96,6 +105,13 @@ static fst_status grow_stored(packed_room *room, uint64_t size, fst_error *error
     if (room->memory == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see
     room->stored = room->memory->data;
     return FST_OK;
+}
+
+/// What a room comes to.
+static uint64_t room_bytes(const packed_file *file) {
+    uint64_t group = GROUP_BYTES;
+    if (file->digests.kind != NULL) group += 2 * (uint64_t)file->digests.chunk_bytes;
+    return fsti_align_up(group, FSTI_HUGE_PAGE_BYTES) + TAIL_BYTES + fsti_decoder_bytes();
 }
 
 static fst_status read_exactly(const packed_read *read, uint64_t begin, uint64_t size,
@@ -173,9 +189,8 @@ typedef struct packed_part {
 } packed_part;
 
 static fst_status open_decoder(packed_room *room, fst_error *error) {
-    size_t tail_bytes = (size_t)1 << FSTI_CHUNK_LOG_MAX;
-    if (room->tail == NULL) room->tail = fsti_alloc(tail_bytes);
-    if (room->tail == NULL) return fsti_error_memory(error, tail_bytes);
+    if (room->tail == NULL) room->tail = fsti_alloc(TAIL_BYTES);
+    if (room->tail == NULL) return fsti_error_memory(error, TAIL_BYTES);
     return room->decoder == NULL ? fsti_decoder_open(&room->decoder, error) : FST_OK;
 }
 
@@ -225,6 +240,7 @@ static fst_status place_chunk(const packed_read *read, const packed_part *part, 
         room->tail_chunk = NO_CHUNK;
         FST_TRY(decode_chunk(read, part, number, stored, room->tail));
         room->tail_chunk = tensor->chunk_first + number;
+        room->tail_file = read->file->number;
     }
     memcpy(target, room->tail + (from - begin), (size_t)(until - from));
     return FST_OK;
@@ -256,7 +272,8 @@ static fst_status read_packed(const packed_read *read, const packed_part *part) 
     uint64_t next = part->begin >> tensor->chunk_log;
     uint64_t end = ((part->end - 1) >> tensor->chunk_log) + 1;
     FST_TRY(open_decoder(read->room, read->error));
-    if (read->room->tail_chunk == tensor->chunk_first + next)
+    if (read->room->tail_file == read->file->number &&
+        read->room->tail_chunk == tensor->chunk_first + next)
         FST_TRY(place_chunk(read, part, next++, NULL));
     while (next < end) {
         uint64_t until = next + 1, begin = chunks[next].begin;
@@ -327,7 +344,7 @@ static void read_made(void *context, fsti_io_op *op) {
         status = fsti_error_memory(read.error, sizeof *read.room);
     else
         status = read_bytes(&read, op->offset, end);
-    if (read.room != NULL) give_room(file, read.room);
+    if (read.room != NULL) give_room(read.room);
     op->result = status == FST_OK ? (int64_t)(end - op->offset) : -EIO;
 }
 
@@ -393,6 +410,10 @@ fst_status fsti_packed_file_open(const fst_model *model, model_file *target, uin
     packed_file *file = fsti_alloc_zeroed(1, sizeof *file);
     if (file == NULL) return fsti_error_memory(error, sizeof *file);
     pthread_once(&rooms_once, register_rooms);
+    pthread_mutex_lock(&rooms_lock);
+    files_open++;
+    file->number = ++files_made;
+    pthread_mutex_unlock(&rooms_lock);
     file->stored = target->file;
     file->digests = target->digests;
     fsti_packed_source source = {.header = target->header,
@@ -406,6 +427,7 @@ fst_status fsti_packed_file_open(const fst_model *model, model_file *target, uin
         return status;
     }
     target->packed = &file->packed;
+    target->room_bytes = room_bytes(file);
     target->stored_header = target->header;
     target->header = fsti_header_ref(file->packed.header);
     target->digests = (fsti_digest_list){0};

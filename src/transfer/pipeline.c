@@ -382,7 +382,8 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     stats->chunk_count = plan->chunk_count;
     stats->chunks_resident = pipeline->chunks_resident;
     stats->buffer_bytes = pipeline->bytes_allocated;
-    stats->buffer_bytes_peak = pipeline->bytes_peak;
+    stats->buffer_bytes_peak =
+        pipeline->bytes_peak + pipeline->job.room_bytes * stats->thread_count;
     if (pipeline->first_ns > 0) stats->first_tensor_ns = pipeline->first_ns - pipeline->started_ns;
     if (pipeline->finished_ns > 0) stats->total_ns = pipeline->finished_ns - pipeline->started_ns;
     pthread_mutex_unlock(&pipeline->lock);

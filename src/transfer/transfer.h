@@ -41,6 +41,7 @@ typedef struct fsti_job {
     fst_numa numa;
     uint32_t thread_count; ///< 0: by the machine
     uint64_t budget_bytes; ///< of buffers admitted and not released; 0: none
+    uint64_t room_bytes;   ///< memory beside buffers that each thread takes, for statistics
     bool guard_allowed;
     fst_progress_callback progress;
     void *progress_context;
