@@ -46,6 +46,10 @@ class SignedBy:
         if not isinstance(paths, (str, bytes, os.PathLike)):
             return self._held(paths[0] if paths else "")
         first = os.fsdecode(paths)
+        if "://" in first:
+            address, mark, query = first.partition("?")
+            end = mark + query if first[:4].lower() == "http" else ""  # a version is one object's
+            return self.manifest, f"{address.rpartition('/')[0]}/model.sig{end}", self.public_key
         folder = first if os.path.isdir(first) else os.path.dirname(first)
         return self.manifest, os.path.join(folder, "model.sig"), self.public_key
 

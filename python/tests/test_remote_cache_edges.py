@@ -75,7 +75,7 @@ def test_objects_that_grow_stay_within_the_limit(
         assert tensors == local(file) and "No space" in stats["reason"], stats
         assert stats["disk_cache_bytes"] >= MIB - BLOCK and used() == kept
         remote.configure(cache_dir=cache, cache_bytes_max=MIB, cache_required=True)
-        with pytest.raises(REFUSALS, match="does not fit"):
+        with pytest.raises(REFUSALS, match="does not fit in the cache, in "):
             load(server.url + file.name)
 
 

@@ -226,12 +226,12 @@ def test_merging_presigned_addresses(tmp_path: pathlib.Path, command: str) -> No
 
 
 def test_words_where_there_is_no_cache(path: pathlib.Path) -> None:
-    """The reason has no empty words; verify=True says that nothing is looked for beside it."""
+    """The reason has no empty words; verify=True says what it has looked for."""
     with web_server(path.parent) as server:
         with closing(Model(server.url + path.name)) as model, closing(model.load()) as loader:
             reason = loader.stats()["reason"]
         assert "by range requests" in reason and "; ," not in reason, reason
-        with pytest.raises(FileNotFoundError, match="beside an address nothing is looked for"):
+        with pytest.raises(FileNotFoundError, match="nothing to verify it with: neither"):
             fst_numpy.load_file(server.url + path.name, verify=True)
 
 
@@ -244,3 +244,21 @@ def test_buckets_that_are_steps(scheme: str, bucket: str) -> None:
         with pytest.raises(ValueError, match="is no name"):
             fst_numpy.load_file(f"{scheme}://{bucket}/x.safetensors")
         assert server.log == []
+
+
+def test_characters_that_turn_a_message_round(tmp_path: pathlib.Path) -> None:
+    """Controls and marks of direction in a server's words and in names get into no message."""
+    turns = [0x7F, 0x85, 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+    kept = [0x2027, 0x202F, 0x2065, 0x206A, 0x61D, 0x200D]
+    text = "".join(map(chr, turns + kept))
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        return Answer("404 Not Found", {}, f"<Error><Code>{text}</Code></Error>".encode())
+
+    with web_server(tmp_path, fault) as server:
+        with pytest.raises(FileNotFoundError) as caught:
+            fst_numpy.load_file(f"{server.url}a{text[2:]}b.safetensors")
+        assert not {ord(c) for c in str(caught.value)} & set(turns)
+    with pytest.raises(FileNotFoundError) as caught:
+        fst_numpy.load_file(tmp_path / f"a{text}b.safetensors")
+    assert "???" in caught.value.strerror or "???" in str(caught.value)

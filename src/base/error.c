@@ -49,12 +49,20 @@ static size_t character_bytes(const unsigned char *at) {
     return size;
 }
 
+/// Controls, and what turns the direction of what follows, or ends a line (U+061C, U+200E, U+200F,
+/// U+2028 to U+202E, U+2066 to U+2069): a name could make a message read as another one.
+static bool is_control(const unsigned char *at, size_t size) {
+    if (size == 1) return *at < 0x20 || *at == 0x7f;
+    if (size == 2) return (at[0] == 0xc2 && at[1] < 0xa0) || (at[0] == 0xd8 && at[1] == 0x9c);
+    if (size != 3 || at[0] != 0xe2) return false;
+    if (at[1] == 0x80) return (at[2] >= 0xa8 && at[2] <= 0xae) || (at[2] & 0xfe) == 0x8e;
+    return at[1] == 0x81 && at[2] >= 0xa6 && at[2] <= 0xa9;
+}
+
 void fsti_text_make_printable(char *text) {
     for (unsigned char *at = (unsigned char *)text; *at != '\0';) {
         size_t size = character_bytes(at);
-        bool is_c1 = size == 2 && at[0] == 0xc2 && at[1] < 0xa0;
-        if (is_c1) at[1] = '?';
-        if (is_c1 || size == 0 || *at < 0x20 || *at == 0x7f) *at = '?';
+        if (size == 0 || is_control(at, size)) memset(at, '?', size == 0 ? 1 : size);
         at += size == 0 ? 1 : size;
     }
 }

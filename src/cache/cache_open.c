@@ -343,7 +343,10 @@ static fst_status tell(const cache_opening *opening, bool is_used, fsti_cached *
              opening->failed, opening->failure == 0 ? "" : ": ",
              opening->failure == 0 ? "" : strerror(opening->failure));
     if (!opening->settings.is_required || opening->failure == 0) return FST_OK;
-    return fsti_error_errno(error, opening->failure, opening->folder.path, opening->failed);
+    fsti_error_place place = {
+        .file = opening->folder.path, .os_errno = opening->failure, .byte_offset = FST_NO_OFFSET};
+    fst_status status = fsti_error_errno(error, opening->failure, place.file, opening->failed);
+    return fsti_error_set(error, status, place, "%s", opening->failed);
 }
 
 // ---- who asks first ----

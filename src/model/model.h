@@ -16,6 +16,7 @@ typedef struct whole_digests whole_digests;
 /// What a model is held against: a manifest, and the folder that its names are relative to.
 typedef struct model_verification {
     char *path;   ///< of the manifest
+    char *source; ///< what is read, with its query; NULL: what `path` tells
     char *folder; ///< with its last slash; "" is the current one
     /// Where there are `whole` digests, no more than how the chunks kept in memory are digested.
     fsti_manifest manifest;
@@ -57,6 +58,10 @@ typedef enum path_look { PATH_IS_ABSENT, PATH_IS_FILE, PATH_IS_FOLDER, PATH_IS_O
 /// Looks there. What can't be seen is an error: who passes it over takes the next best thing for
 /// what a model is held against, or the folder above for the model's.
 fst_status fsti_model_look(const char *path, path_look *out, fst_error *error);
+/// A path with more behind it; of an address, before its query. From fsti_alloc, or NULL.
+char *fsti_model_join(const char *start, const char *end);
+/// A path as it may be told: an address without its query. From fsti_alloc, or NULL.
+char *fsti_model_tell(const char *path);
 /// The folder that a model's names are relative to, with its last slash; "" is the current one.
 /// *out is from fsti_alloc.
 fst_status fsti_model_folder(const char *path, char **out, fst_error *error);
@@ -161,6 +166,8 @@ fst_status fsti_model_check_shards(const model_paths *paths, const char *folder,
 /// Whether the name is of a set at a store that was saved beside another: only its index leads
 /// to it.
 bool fsti_model_is_tagged(const char *path);
+/// s3://bucket is the folder s3://bucket/.
+bool fsti_model_is_bucket(const char *url);
 /// A set could not be opened, by `status`: if that is because files are gone that the index names,
 /// names all of them.
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);

@@ -261,7 +261,6 @@ static fst_status open_folder_url(const char *url, uint64_t hash_key,
     return status;
 }
 
-/// s3://bucket is the folder s3://bucket/.
 static fst_status open_bucket_url(const char *url, uint64_t hash_key,
                                   const model_verification *verification, model_paths *out,
                                   fst_error *error) {
@@ -274,7 +273,7 @@ static fst_status open_bucket_url(const char *url, uint64_t hash_key,
     return status;
 }
 
-static bool is_bucket(const char *url) {
+bool fsti_model_is_bucket(const char *url) {
     static const char *const listed[] = {"s3://", "gs://", "az://"};
     for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
         if (strncasecmp(url, listed[i], 5) == 0) return strcspn(url + 5, "/?#") == strlen(url + 5);
@@ -288,7 +287,7 @@ static fst_status open_url(const char *url, uint64_t hash_key,
     size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
     bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
     bool is_folder = length > 0 && url[length - 1] == '/';
-    if (is_bucket(url)) return open_bucket_url(url, hash_key, verification, out, error);
+    if (fsti_model_is_bucket(url)) return open_bucket_url(url, hash_key, verification, out, error);
     if (!is_index && !is_folder) return push_path(out, "", 0, url, error);
     // All files are of one version, also of a branch that goes on meanwhile.
     char *settled = NULL;

@@ -53,9 +53,15 @@ fst_status fsti_signed_bundle_read(const char *path, const fsti_key *key, signed
     size_t size;
     *out = (signed_bundle){.bundle = {0}};
     FST_TRY(fsti_model_read_text(path, &text, &size, error));
-    fst_status status = fsti_bundle_parse(text, size, path, &out->bundle, error);
-    if (status == FST_OK) status = check_key(&out->bundle, path, key, error);
-    if (status == FST_OK) status = fsti_statement_parse(&out->bundle, path, &out->statement, error);
+    char *told = fsti_model_tell(path);
+    if (told == NULL) {
+        fsti_free(text);
+        return fsti_error_memory(error, strlen(path));
+    }
+    fst_status status = fsti_bundle_parse(text, size, told, &out->bundle, error);
+    if (status == FST_OK) status = check_key(&out->bundle, told, key, error);
+    if (status == FST_OK) status = fsti_statement_parse(&out->bundle, told, &out->statement, error);
+    fsti_free(told);
     if (status != FST_OK) fsti_signed_bundle_close(out);
     return status;
 }

@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
+#include "net/net.h"
 #include "whole_digests.h"
 
 #define FILE_ENDING ".manifest"
@@ -18,6 +20,7 @@ void fsti_verification_close(model_verification *verification) {
         fsti_manifest_clear(&verification->manifest);
         fsti_whole_close(verification->whole);
         fsti_free(verification->path);
+        fsti_free(verification->source);
         fsti_free(verification->folder);
         fsti_free(verification);
         verification = next;
@@ -27,6 +30,11 @@ void fsti_verification_close(model_verification *verification) {
 fst_status fsti_model_look(const char *path, path_look *out, fst_error *error) {
     struct stat info;
     *out = PATH_IS_ABSENT;
+    if (fsti_net_is_url(path)) { // nobody is asked
+        size_t size = strcspn(path, "?#");
+        *out = path[size - 1] == '/' ? PATH_IS_FOLDER : PATH_IS_FILE;
+        return FST_OK;
+    }
     if (stat(path, &info) == 0) {
         *out = S_ISDIR(info.st_mode)   ? PATH_IS_FOLDER
                : S_ISREG(info.st_mode) ? PATH_IS_FILE
@@ -56,23 +64,51 @@ fst_status fsti_model_folder(const char *path, char **out, fst_error *error) {
     return *out == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
 }
 
-static char *join(const char *start, const char *end) {
-    size_t size = strlen(start) + strlen(end) + 1;
+char *fsti_model_join(const char *start, const char *end) {
+    size_t size = strlen(start) + strlen(end) + 1, length = strlen(start);
+    const char *query = "";
+    if (fsti_net_is_url(start)) {
+        length = strcspn(start, "?#");
+        // A store's query is the version of one object.
+        if (strncasecmp(start, "http", 4) == 0) query = start + length;
+    }
     char *text = fsti_alloc(size);
-    if (text != NULL) snprintf(text, size, "%s%s", start, end);
+    if (text != NULL) snprintf(text, size, "%.*s%s%s", (int)length, start, end, query);
     return text;
+}
+
+char *fsti_model_tell(const char *path) {
+    size_t size = strlen(path) + 1;
+    char *text = fsti_string_copy(path, size - 1);
+    if (text != NULL && fsti_net_is_url(path)) fsti_url_tell(path, text, size);
+    return text;
+}
+
+/// Whether an object is there. Who may not list a bucket is refused what is not there as well.
+static fst_status look_at_object(const char *url, path_look *out, fst_error *error) {
+    fsti_file *file = NULL;
+    fst_error cause = {0};
+    fst_status status = fsti_file_open(url, &file, &cause);
+    fsti_file_unref(file);
+    *out = status == FST_OK ? PATH_IS_FILE : PATH_IS_ABSENT;
+    if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION) return FST_OK;
+    if (error != NULL) *error = cause;
+    return status;
 }
 
 /// The path `start` + `end`, if something lies there; else *out is NULL.
 static fst_status find_path(const char *start, const char *end, char **out, fst_error *error) {
     path_look look = PATH_IS_ABSENT;
     *out = NULL;
-    char *path = join(start, end);
+    char *path = fsti_model_join(start, end);
     struct stat info;
     if (path == NULL) return fsti_error_memory(error, strlen(start));
-    fst_status status = fsti_model_look(path, &look, error);
+    bool is_url = fsti_net_is_url(path);
+    fst_status status =
+        is_url ? look_at_object(path, &look, error) : fsti_model_look(path, &look, error);
     // A link that leads nowhere is a manifest that is missing, and no leave to do without.
-    if (status == FST_OK && look == PATH_IS_ABSENT && lstat(path, &info) == 0) look = PATH_IS_OTHER;
+    if (status == FST_OK && !is_url && look == PATH_IS_ABSENT && lstat(path, &info) == 0)
+        look = PATH_IS_OTHER;
     if (status == FST_OK && look != PATH_IS_ABSENT)
         *out = path;
     else
@@ -89,11 +125,11 @@ static fst_status find_beside(const char *path, const char *folder, bool is_dir,
 }
 
 /// What else there is: lists of whole files, or digests inside.
-static fst_status find_whole(const char *path, const model_wish *wish, model_verification *made,
-                             fst_error *error) {
-    FST_TRY(fsti_whole_find(path, made->folder, wish, &made->whole, &made->path, error));
+static fst_status find_whole(const char *path, const char *folder, const model_wish *wish,
+                             model_verification *made, fst_error *error) {
+    FST_TRY(fsti_whole_find(path, folder, wish, &made->whole, &made->path, error));
     if (made->whole != NULL) return FST_OK;
-    made->path = fsti_string_copy(path, strlen(path));
+    made->path = fsti_model_tell(path);
     if (made->path == NULL) return fsti_error_memory(error, strlen(path));
     return fsti_whole_inside(&made->whole, error);
 }
@@ -147,11 +183,23 @@ static const char *part_below(const char *path, const struct stat *folder) {
     return NULL;
 }
 
+/// The same of a bundle at an address.
+static const char *signed_below(const char *path, const char *bundle, char *text) {
+    char folder[PATH_MAX];
+    fsti_url_tell(bundle, folder, sizeof folder);
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL || !fsti_net_is_url(path)) return NULL;
+    slash[1] = '\0';
+    bool is_below = strncmp(path, folder, strlen(folder)) == 0;
+    return is_below && fsti_url_below(path, folder, text, PATH_MAX) ? text : NULL;
+}
+
 /// A file's path in the folder that the bundle lies in and signs; NULL where it does not lie there
 /// or below, as a bundle may be kept elsewhere. `text` has room for two paths.
 static const char *signed_name(const char *path, const char *bundle, char *text) {
     char signed_folder[PATH_MAX];
     struct stat info;
+    if (fsti_net_is_url(bundle)) return signed_below(path, bundle, text);
     const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
     if (!real_folder(bundle, signed_folder)) return NULL;
     const char *below = stat(signed_folder, &info) == 0 ? part_below(path, &info) : NULL;
@@ -190,10 +238,11 @@ static fst_status check_signed(const model_verification *verification, const mod
     if (found) return FST_OK;
     fsti_error_place place = FSTI_NOWHERE;
     place.file = verification->path;
+    if (fsti_net_is_url(wish->signature)) fsti_url_tell(wish->signature, text, sizeof text);
     return fsti_error_set(error, FST_E_SIGNATURE, place,
                           "the signature is not of this manifest: %.200s does not list it with "
                           "these bytes",
-                          wish->signature);
+                          fsti_net_is_url(wish->signature) ? text : wish->signature);
 }
 
 static fst_status check_text(const model_verification *verification, const model_wish *wish,
@@ -213,7 +262,7 @@ static fst_status read_manifest(model_verification *verification, const model_wi
                                 fst_error *error) {
     char *bytes;
     size_t byte_count;
-    FST_TRY(fsti_model_read_text(verification->path, &bytes, &byte_count, error));
+    FST_TRY(fsti_model_read_text(verification->source, &bytes, &byte_count, error));
     fst_status status =
         wish->signature == NULL
             ? fsti_whole_read(verification->path, bytes, byte_count, &verification->whole, error)
@@ -231,16 +280,32 @@ static fst_status read_manifest(model_verification *verification, const model_wi
 static fst_status find_manifest(const char *path, const model_wish *wish, model_verification *made,
                                 fst_error *error) {
     path_look look;
+    if (fsti_net_is_url(path) && fsti_model_is_bucket(path)) {
+        char *bucket = fsti_model_join(path, "/");
+        if (bucket == NULL) return fsti_error_memory(error, strlen(path));
+        fst_status found = find_manifest(bucket, wish, made, error);
+        fsti_free(bucket);
+        return found;
+    }
     FST_TRY(fsti_model_look(path, &look, error));
     bool is_dir = look == PATH_IS_FOLDER;
-    made->folder = make_folder(path, is_dir);
-    if (made->folder == NULL) return fsti_error_memory(error, strlen(path));
-    if (wish->manifest == NULL) {
-        FST_TRY(find_beside(path, made->folder, is_dir, &made->path, error));
-        return made->path != NULL ? FST_OK : find_whole(path, wish, made, error);
+    char *folder = fsti_net_is_url(path) ? fsti_url_beside(path, "") : make_folder(path, is_dir);
+    if (folder != NULL) made->folder = fsti_model_tell(folder);
+    if (folder == NULL || made->folder == NULL) {
+        fsti_free(folder);
+        return fsti_error_memory(error, strlen(path));
     }
-    made->path = fsti_string_copy(wish->manifest, strlen(wish->manifest));
-    return made->path == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
+    fst_status status = FST_OK;
+    if (wish->manifest != NULL)
+        made->source = fsti_string_copy(wish->manifest, strlen(wish->manifest));
+    else
+        status = find_beside(path, folder, is_dir, &made->source, error);
+    if (status == FST_OK && made->source != NULL)
+        made->path = fsti_model_tell(made->source);
+    else if (status == FST_OK && wish->manifest == NULL)
+        status = find_whole(path, folder, wish, made, error);
+    fsti_free(folder);
+    return status == FST_OK && made->path == NULL ? fsti_error_memory(error, strlen(path)) : status;
 }
 
 /// Those of a load are cut at the same places.
@@ -285,8 +350,11 @@ fst_status fsti_verification_open(const char *path, const model_wish *wish,
     return fsti_verification_add(path, wish, out, error);
 }
 
-/// A file's path relative to the model's folder.
-static const char *name_inside(const model_verification *verification, const char *path) {
+/// A file's path relative to the model's folder. `text` has room for a path.
+static const char *name_inside(const model_verification *verification, const char *path,
+                               char *text) {
+    if (fsti_net_is_url(path) && fsti_url_below(path, verification->folder, text, PATH_MAX))
+        return text;
     size_t folder_size = strlen(verification->folder);
     const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
     return strncmp(path, verification->folder, folder_size) == 0 ? path + folder_size : name;
@@ -296,7 +364,7 @@ const char *fsti_verification_name(const model_verification *verification, const
                                    char *text) {
     bool is_signed = verification->whole != NULL && fsti_whole_is_signed(verification->whole);
     const char *name = is_signed ? signed_name(path, verification->path, text) : NULL;
-    return name != NULL ? name : name_inside(verification, path);
+    return name != NULL ? name : name_inside(verification, path, text);
 }
 
 fst_status fsti_verification_list(model_verification *verification, fsti_file *file,
@@ -310,7 +378,8 @@ fst_status fsti_verification_list(model_verification *verification, fsti_file *f
 
 fst_status fsti_verification_find(const model_verification *verification, const char *path,
                                   const fsti_manifest_file **out, fst_error *error) {
-    const char *name = name_inside(verification, path);
+    char text[PATH_MAX];
+    const char *name = name_inside(verification, path, text);
     *out = fsti_manifest_find(&verification->manifest, name, strlen(name));
     if (*out != NULL) return FST_OK;
     fsti_error_place place = FSTI_NOWHERE;

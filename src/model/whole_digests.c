@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "net/net.h"
 #include "whole_scan.h"
 
 #define SIDECAR_START "fastsafetensors-digest 1 "
@@ -89,18 +90,20 @@ static fst_status try_list(const char *start, const char *end, whole_digests **o
                            fst_error *error) {
     path_look look = PATH_IS_ABSENT;
     char *bytes;
-    size_t byte_count, room = strlen(start) + strlen(end) + 1;
-    char *path = fsti_alloc(room);
-    if (path == NULL) return fsti_error_memory(error, room);
-    snprintf(path, room, "%s%s", start, end);
+    size_t byte_count;
+    char *path = fsti_model_join(start, end), *told = path == NULL ? NULL : fsti_model_tell(path);
+    if (told == NULL) {
+        fsti_free(path);
+        return fsti_error_memory(error, strlen(start));
+    }
     fst_status status = fsti_model_look(path, &look, error);
     if (status == FST_OK && look != PATH_IS_FILE) status = FST_E_NOT_FOUND;
     if (status == FST_OK) status = fsti_model_read_text(path, &bytes, &byte_count, error);
     if (status == FST_OK) {
-        status = fsti_whole_read(path, bytes, byte_count, out, error);
+        status = fsti_whole_read(told, bytes, byte_count, out, error);
         if (status == FST_OK && *out == NULL) {
             // Whoever put it there meant it to count: nothing weaker stands in for it.
-            fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+            fsti_error_place place = {.file = told, .byte_offset = FST_NO_OFFSET};
             fsti_free(bytes);
             status = fsti_error_set(error, FST_E_MANIFEST, place,
                                     "not a list as sha256sum writes it, or a digest as 'hash "
@@ -108,10 +111,14 @@ static fst_status try_list(const char *start, const char *end, whole_digests **o
         }
     }
     if (status == FST_OK && *out != NULL)
-        *found = path;
+        *found = told;
     else
-        fsti_free(path);
-    return status == FST_E_NOT_FOUND ? FST_OK : status;
+        fsti_free(told);
+    // Who may not list a bucket is refused what is not there as well.
+    bool is_absent =
+        status == FST_E_NOT_FOUND || (status == FST_E_PERMISSION && fsti_net_is_url(path));
+    fsti_free(path);
+    return is_absent ? FST_OK : status;
 }
 
 /// Whether a path leads into the Hub's cache: a file whose true name is a SHA-256 in a folder
@@ -157,7 +164,7 @@ static fst_status open_bundle(const model_wish *wish, whole_digests **out, char 
     fst_status status =
         fsti_signed_bundle_open(wish->signature, wish->public_key, &(*out)->bundle, error);
     (*out)->has_bundle = status == FST_OK;
-    if (status == FST_OK) *found = fsti_string_copy(wish->signature, strlen(wish->signature));
+    if (status == FST_OK) *found = fsti_model_tell(wish->signature);
     if (status == FST_OK && *found == NULL) status = fsti_error_memory(error, 1);
     return settle(status, out);
 }

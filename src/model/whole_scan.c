@@ -91,11 +91,6 @@ static fst_status begin_tensors(whole_pass *pass, fst_error *error) {
                       "manifest, which 'hash --manifest' makes, or compare by 'verify --hash'",
                       error);
     const char *algorithm = find_metadata(pass->header, ALGORITHM_KEY, "");
-    if (algorithm == NULL && fsti_file_is_object(pass->file))
-        return refuse(pass, FST_E_NOT_FOUND,
-                      "nothing to verify it with: it has no digests inside, and beside an address "
-                      "nothing is looked for: name its manifest",
-                      error);
     if (algorithm == NULL)
         return refuse(pass, FST_E_NOT_FOUND,
                       "nothing to verify it with: neither a manifest, which 'hash --manifest' "

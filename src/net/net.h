@@ -13,6 +13,11 @@ bool fsti_net_is_url(const char *path);
 /// an address of its kind can't have are escaped. From fsti_alloc; NULL: no memory.
 char *fsti_url_beside(const char *base, const char *name);
 
+/// What an address is called below `folder` (one with a slash at its end, as it may be told), or
+/// where it does not lie there, or that is NULL, its last part; without query, and with its escapes
+/// resolved. False where it does not fit.
+bool fsti_url_below(const char *url, const char *folder, char *out, size_t size);
+
 /// fst_remote_configure(); the options are checked.
 fst_status fsti_net_configure(const fst_remote_options *options, fst_error *error);
 /// Whether nobody is asked: cache_offline.

@@ -231,3 +231,10 @@ char *fsti_url_beside(const char *base, const char *name) {
     text[end + query_size] = '\0';
     return text;
 }
+
+bool fsti_url_below(const char *url, const char *folder, char *out, size_t size) {
+    size_t length = strcspn(url, "?#"), at = folder == NULL ? 0 : strlen(folder);
+    if (at == 0 || at >= length || strncmp(url, folder, at) != 0)
+        for (at = length; at > 0 && url[at - 1] != '/';) at--;
+    return fsti_url_unescape((url_part){url + at, length - at}, out, size);
+}

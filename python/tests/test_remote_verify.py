@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies beside an address is found as beside a file: manifests, lists, signatures."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import numpy
+import pytest
+from object_store import ObjectStore, failure, object_store
+from web_server import Answer, Request, web_server
+
+from fastsafetensors import SafetensorError, remote, safe_open, write_manifest
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors._core import Model, Writer
+from fastsafetensors._verify import SignedBy
+
+NAMES = ["model.safetensors", "a b.safetensors"]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    remote.configure()
+
+
+def make_set(folder: pathlib.Path) -> None:
+    """A set of two files with its index."""
+    folder.mkdir()
+    value = numpy.arange(300000, dtype=numpy.uint8)
+    rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(4)]
+    with closing(Writer(str(folder), rows, None, file_of=[0, 1, 0, 1], file_count=2)) as writer:
+        writer.commit()
+
+
+def fill(server: ObjectStore, folder: pathlib.Path, place: str) -> None:
+    """Have a store hold what a folder has."""
+    for path in folder.iterdir():
+        server.objects[f"/bucket/{place}{path.name}"] = (path.read_bytes(), f'"{path.name}"')
+
+
+def spoil(path: pathlib.Path) -> None:
+    """Change a byte of the last tensor."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def sums(path: pathlib.Path) -> None:
+    """A list as sha256sum writes it."""
+    names = sorted(p.name for p in path.iterdir())
+    text = subprocess.run(
+        ["sha256sum", *names], cwd=path, capture_output=True, text=True, check=True
+    ).stdout
+    (path / "SHA256SUMS").write_text(text)
+
+
+LISTS: dict[str, Callable[[pathlib.Path], object]] = {
+    "manifest": lambda path: write_manifest(path),
+    "sums": sums,
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_set(tmp_path: pathlib.Path, kind: str, scheme: str, whole: bool) -> None:
+    """A folder and its index: good bytes load, others are an error that names the file."""
+    folder = tmp_path / "my set"
+    make_set(folder)
+    LISTS[kind](folder)
+    if not whole:
+        spoil(folder / "model-00002-of-00002.safetensors")
+    with web_server(tmp_path) as web, object_store() as store:
+        fill(store, folder, "my set/")
+        if scheme == "s3":
+            remote.configure(endpoint=store.url, anonymous=True)
+        index = "model.safetensors.index.json"
+        addresses = [f"{web.url}my%20set/{index}?token=SECRET"]
+        if scheme == "s3":
+            addresses = ["s3://bucket/my set/", f"s3://bucket/my set/{index}"]
+        for address in addresses:
+            if whole:
+                loaded = fst_numpy.load_file(address, verify=True)
+                assert sorted(loaded) == ["t0", "t1", "t2", "t3"]
+                continue
+            with pytest.raises(SafetensorError, match=r"00002-of-00002") as caught:
+                fst_numpy.load_file(address, verify=True)
+            assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ending", [".manifest", ".sha256", "SHA256SUMS", ".digest"])
+def test_a_file(tmp_path: pathlib.Path, name: str, ending: str, command: str) -> None:
+    """Each list that is looked for beside it, from Python and by the command."""
+    path = tmp_path / name
+    fst_numpy.save_file({"a": numpy.arange(1 << 20, dtype=numpy.uint8)}, path)
+    if ending == ".manifest":
+        write_manifest(path)
+    elif ending == ".digest":
+        subprocess.run([command, "hash", "--write", path], check=True, capture_output=True)
+    else:
+        sums(tmp_path)
+        if ending == ".sha256":
+            (tmp_path / "SHA256SUMS").rename(tmp_path / f"{name}.sha256")
+    with web_server(tmp_path) as server:
+        url = server.url + name.replace(" ", "%20") + "?token=SECRET"
+        assert fst_numpy.load_file(url, verify=True)["a"].nbytes == 1 << 20
+        with safe_open(url, "np", verify=True) as opened:
+            assert opened.get_tensor("a").nbytes == 1 << 20
+        run = [command, "load", "--verify", "--json", url]
+        done = subprocess.run(run, capture_output=True, text=True)
+        assert done.returncode == 0 and "SECRET" not in done.stdout, done
+        assert json.loads(done.stdout)
+        spoil(path)
+        with pytest.raises(SafetensorError) as caught:
+            fst_numpy.load_file(url, verify=True)
+        assert "SECRET" not in str(caught.value) and name.split()[-1] in str(caught.value)
+        done = subprocess.run(run, capture_output=True, text=True)
+        assert done.returncode != 0 and "SECRET" not in done.stderr, done
+
+
+def test_nothing_beside_it(tmp_path: pathlib.Path) -> None:
+    """Absent, or refused to who may not list: an error; a store in trouble: another one."""
+    fst_numpy.save_file({"a": numpy.ones(3)}, tmp_path / "m.safetensors")
+    for status, words in (
+        ("404 Not Found", "nothing to verify it with"),
+        ("403 Forbidden", "nothing to verify it with"),
+        ("501 Not Implemented", "m.safetensors.manifest"),
+    ):
+
+        def refuse(request: Request, answer: Answer, status: str = status) -> Answer:
+            is_it = request.path.endswith("m.safetensors")
+            return answer if is_it else failure(status, "No")
+
+        with web_server(tmp_path, refuse) as server:
+            remote.configure(tries_max=1, retry_base_ms=1)
+            with pytest.raises(OSError, match=words):
+                fst_numpy.load_file(f"{server.url}m.safetensors", verify=True)
+
+
+def test_a_set_that_lacks_a_file(tmp_path: pathlib.Path) -> None:
+    """Of a folder without an index all that a manifest lists has to be there."""
+    folder = tmp_path / "set"
+    make_set(folder)
+    write_manifest(folder)
+    with object_store() as store:
+        fill(store, folder, "set/")
+        remote.configure(endpoint=store.url, anonymous=True)
+        del store.objects["/bucket/set/model.safetensors.index.json"]
+        with pytest.raises(SafetensorError, match="lists .*index.json, which is not there"):
+            fst_numpy.load_file("s3://bucket/set/", verify=True)
+
+
+def test_signed(tmp_path: pathlib.Path, command: str) -> None:
+    """A bundle beside the model, by its key; another key's, and bytes that it does not sign."""
+    if shutil.which("openssl") is None:
+        pytest.skip("keys are made by openssl")
+    folder = tmp_path / "set"
+    make_set(folder)
+    for name in ("key", "other"):
+        make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out"]
+        subprocess.run([*make, tmp_path / f"{name}.pem"], check=True, capture_output=True)
+        words = ["openssl", "ec", "-in", tmp_path / f"{name}.pem", "-pubout", "-out"]
+        subprocess.run([*words, tmp_path / f"{name}.pub"], check=True, capture_output=True)
+    write_manifest(folder, algorithm="sha256")
+    subprocess.run(
+        [command, "sign", "--key", tmp_path / "key.pem", folder], check=True, capture_output=True
+    )
+    assert (folder / "model.sig").exists()
+    good, bad = SignedBy(tmp_path / "key.pub"), SignedBy(tmp_path / "other.pub")
+    with object_store() as store, web_server(tmp_path) as web:
+        fill(store, folder, "set/")
+        remote.configure(endpoint=store.url, anonymous=True)
+        index = f"{web.url}set/model.safetensors.index.json"
+        for address in ("s3://bucket/set/", index, index + "?token=SECRET"):
+            assert len(fst_numpy.load_file(address, verify=good)) == 4
+            with pytest.raises(SafetensorError, match="another key") as caught:
+                fst_numpy.load_file(address, verify=bad)
+            assert "SECRET" not in str(caught.value)
+        spoil(folder / "model-00001-of-00002.safetensors")
+        with pytest.raises(SafetensorError, match="00001-of-00002"):
+            fst_numpy.load_file(index, verify=good)
+
+
+def test_a_model_tells_what_it_is_held_against(tmp_path: pathlib.Path) -> None:
+    """Without what signs the address."""
+    path = tmp_path / "m.safetensors"
+    fst_numpy.save_file({"a": numpy.ones(3)}, path)
+    write_manifest(path)
+    with web_server(tmp_path) as server:
+        url = f"{server.url}{path.name}?token=SECRET"
+        with closing(Model(url, verify=True)) as model:
+            assert model.verification()["manifest"] == f"{server.url}{path.name}.manifest"
