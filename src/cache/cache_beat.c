@@ -147,17 +147,16 @@ bool fsti_cache_is_silent(fsti_cache_entry *entry, uint64_t block, cache_silence
         *silence = (cache_silence){true, block, number, round};
     fsti_cache_hold();
     // Of one that stands still all numbers do: of its other blocks nobody waits again.
-    bool is_silent = number != 0 && entry->silent_number == number;
-    if (!is_silent && round - silence->round >= SILENT_ROUNDS) {
-        is_silent = true;
-        entry->silent_number = number;
+    bool is_known = number != 0 && entry->silent_number == number;
+    bool is_found = !is_known && round - silence->round >= SILENT_ROUNDS;
+    if (is_found) entry->silent_number = number;
+    fsti_cache_release();
+    if (is_found) // by who may ask for locks of its own
         fsti_log(FST_LOG_INFO,
                  "a process that brings bytes of %s to the cache gives no sign of life: what it "
                  "has is read past the cache",
                  fsti_object_name(entry->object));
-    }
-    fsti_cache_release();
-    return is_silent;
+    return is_known || is_found;
 }
 
 void fsti_cache_wait_begin(fsti_cache_entry *entry) {
