@@ -51,7 +51,9 @@ class ConvertedReads:
             return None
         return make_lazy(self._guarded, stored)
 
-    def read(self, stored: Stored, bounds: Bounds) -> tuple[Any, int | None, bool]:
+    def read(
+        self, stored: Stored, bounds: Bounds, to_copy: bool = False
+    ) -> tuple[Any, int | None, bool]:
         """Return a box as it is in the file; what the file gives is the reader's."""
         if bounds[1] == stored.shape and not any(bounds[0]):
             return self._file._take(stored.index, stored.name), None, False

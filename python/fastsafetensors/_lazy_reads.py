@@ -127,6 +127,7 @@ class LazyReads:
         self._lock = threading.Lock()
         self._expected: dict[tuple[int, Bounds], tuple[_Window, int]] = {}
         self._window: _Window | None = None
+        self._kept: tuple[Stored, Bounds, Any] | None = None
         self._last_back = -1
         for stored in self._order:
             stored.lock = threading.RLock()
@@ -149,14 +150,23 @@ class LazyReads:
                 open_load(self.model, [self._item(stored, (none, none))], **self._options).close()
                 return
 
-    def read(self, stored: Stored, bounds: Bounds) -> tuple[Any, int | None, bool]:
+    def read(
+        self, stored: Stored, bounds: Bounds, to_copy: bool = False
+    ) -> tuple[Any, int | None, bool]:
         """Return (tensor, where the stored one begins in it, whether its memory is shared).
 
         It is a plain tensor: of the file's elements, the stored one's among them, or (None) the
         box, packed. Who writes to shared memory changes what others read. Raises what loads raise:
         the file and the tensor are named.
+
+        What somebody copies out of memory that nobody else has is kept until something else is
+        read: an expert with several places on a rank is read once.
         """
         size = stored.size_of(bounds)
+        if not self._shares:
+            kept = self._take_kept(stored, bounds, size)
+            if kept is not None:
+                return kept
         at_hand = self._look(stored, bounds) if self._looks else None
         with self._lock:
             self.bytes_needed += size
@@ -169,12 +179,34 @@ class LazyReads:
                 found = self._miss(stored, bounds)
         if at_hand is not None:
             return (*at_hand, True)
+        tensor = None
         if found is not None:
             try:
-                return make_item(found[0].loader, found[1]), None, self._shares
+                tensor = make_item(found[0].loader, found[1])
             except (error_class(), OSError, MemoryError):
                 self._give_up(found[0])  # it may be another tensor's; this one is read alone
-        return self._read_alone(stored, bounds, size), None, self._shares
+        if tensor is None:
+            tensor = self._read_alone(stored, bounds, size)
+        if not to_copy or self._shares:
+            return tensor, None, self._shares
+        with self._lock:
+            self._kept = (stored, bounds, tensor)
+        return tensor, None, True
+
+    def _take_kept(
+        self, stored: Stored, bounds: Bounds, size: int
+    ) -> tuple[Any, int | None, bool] | None:
+        """Return a box that was copied just now; let go of what is kept where it is another's."""
+        with self._lock:
+            if self._kept is None:
+                return None
+            last, box, tensor = self._kept
+            is_whole = box[1] == stored.shape and not any(box[0])
+            if last is stored and (box == bounds or is_whole):
+                self.bytes_needed += size
+                return tensor, int(tensor.storage_offset()) if is_whole else None, True
+            self._kept = None  # before the next one takes memory
+            return None
 
     def _look(self, stored: Stored, bounds: Bounds) -> tuple[Any, int] | None:
         """Return (the file's elements, where the tensor begins) where the page cache has the box.
@@ -325,6 +357,7 @@ class LazyReads:
             self._ahead = False
             self._files.clear()
             self._expected.clear()
+            self._kept = None
             window, self._window = self._window, None
             while window is not None:
                 self._bytes_read += int(window.loader.stats()["bytes_read"])

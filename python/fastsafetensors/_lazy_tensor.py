@@ -30,10 +30,12 @@ class Reads(Protocol):
     device: Any
     keeps_promises: bool  # False: what to() gives is a plain tensor
 
-    def read(self, stored: Stored, bounds: Bounds) -> tuple[Any, int | None, bool]:
+    def read(
+        self, stored: Stored, bounds: Bounds, to_copy: bool = False
+    ) -> tuple[Any, int | None, bool]:
         """Return (plain tensor, where the stored one begins in it, whether its memory is shared).
 
-        None: it is the box.
+        None: it is the box. to_copy: nobody but a copy sees it, so it may serve the next one, too.
         """
         ...
 
@@ -111,14 +113,14 @@ def _alias(own: LazyTensor) -> LazyTensor:
     return made
 
 
-def read(own: LazyTensor) -> Any:
-    """Return the plain tensor; it is read at the first call."""
+def read(own: LazyTensor, to_copy: bool = False) -> Any:
+    """Return the plain tensor; it is read at the first call. to_copy: it is copied, no more."""
     cell = own._cell
     if cell[0] is not None:
         return cell[0]
     with own._stored.lock:
         if cell[0] is None:
-            data, cell[1] = _read_view(own)
+            data, cell[1] = _read_view(own, to_copy)
             cell[0] = data
         return cell[0]
 
@@ -132,13 +134,13 @@ def _take(own: LazyTensor) -> Any:
         return own._cell[0]
 
 
-def _read_view(own: LazyTensor) -> tuple[Any, bool]:
+def _read_view(own: LazyTensor, to_copy: bool) -> tuple[Any, bool]:
     """(plain tensor, whether its memory is shared)."""
     stored, view = own._stored, own._view
     if 0 in view.sizes:
         return _torch.empty(view.sizes, dtype=stored.dtype, device=own._reads.device), False
     box = geometry.cover(stored.shape, stored.pitches, view)
-    data, begin, is_shared = own._reads.read(stored, (box.begin, box.end))
+    data, begin, is_shared = own._reads.read(stored, (box.begin, box.end), to_copy)
     if begin is not None:
         return data.as_strided(view.sizes, view.strides, begin + view.offset), is_shared
     inside = box.view
@@ -212,7 +214,7 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
         if type(target) is LazyTensor:
             target = _take(target)
         if not target.is_meta:
-            return func(target, read(args[1]), *args[2:], **kwargs)
+            return func(target, read(args[1], True), *args[2:], **kwargs)
         with _plainly():
             return func(*args, **kwargs)  # whoever counts copies sees it on its way
     if func in _LIKE and len(args) == 2 and type(args[1]) is LazyTensor:

@@ -117,7 +117,7 @@ class _GuardedReads:
         self.device = reads.device
         self._original = original
 
-    def read(self, stored: Any, bounds: Any) -> Any:
+    def read(self, stored: Any, bounds: Any, to_copy: bool = False) -> Any:
         part = tuple(map(slice, *bounds))
         return _try(lambda: self._reads.read(stored, bounds),
                     lambda: (self._original(stored.name)[part], None, False))

@@ -175,6 +175,26 @@ def test_an_expert_may_have_several_slots(mixture, read, mode):
         assert needed == 7 * 4 * SIZE and came <= 1.1 * needed
 
 
+@pytest.mark.parametrize("first", [0, 4])
+def test_what_is_copied_twice_is_read_once(mixture, read, first):
+    """Expert 1 in two places, into memory of one's own: also a part of it, and behind the whole."""
+    path, values = mixture
+    for name, tensor in iterate([path], EngineOptions(mode="load", progress=False), LOGGER,
+                                device="cpu"):
+        if numbers(name)[1] != 1:
+            continue
+        held = torch.zeros(3, 128 - first, 128)
+        for place in held[:2]:
+            place.copy_(tensor.narrow(0, first, 128 - first))
+        held[2, :8].copy_(tensor.narrow(0, 8, 8)) if first == 0 else None
+        assert held[:2].eq(values[name]).all() and held[2, :8].eq(values[name] * (not first)).all()
+        part = tensor.narrow(0, first, 128 - first)
+        part.add_(1)  # the writer's own: what others get is as it is in the file
+        assert part.eq(values[name] + 1).all()
+        assert tensor.narrow(0, first, 128 - first).clone().eq(values[name]).all()
+    assert read[-1][1] == 7 * (SIZE - first * 512)
+
+
 def test_a_drafter_and_its_model_read_what_is_theirs(mixture, read):
     """One file for both: each leaves out the other's layers, and expects none of them."""
     path, values = mixture
