@@ -36,11 +36,11 @@ def run(tmp_path, outcome, *arguments):
 def test_failures_are_named_before_the_last_line(tmp_path):
     code, lines, err = run(tmp_path, '<failure message="x"/>')
     assert code == 1, err
-    assert lines[-2:] == ["FAILED c n", "2 passed, 1 failed, 0 skipped"]
+    assert lines[-2:] == ["FAILED c n: x", "2 passed, 1 failed, 0 skipped"]
     # Summed with a later run: those of both.
     code, lines, _ = run(tmp_path, '<failure message="x"/>', "--sum", "--only", "c")
     assert code == 1
-    assert lines[-3:] == ["FAILED c n", "FAILED c n", "2 passed, 2 failed, 0 skipped"]
+    assert lines[-3:] == ["FAILED c n: x", "FAILED c n: x", "2 passed, 2 failed, 0 skipped"]
     code, lines, _ = run(tmp_path, "")
     assert code == 0 and lines == ["3 passed, 0 failed, 0 skipped"]
 
