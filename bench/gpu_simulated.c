@@ -95,12 +95,12 @@ static void *run_copier(void *argument) {
     return NULL;
 }
 
-/// GB/s at which `count` threads read the file, each to slots of its own; the best of three.
-static double measure_reads(const char *path, size_t bytes, int count, int flags) {
+/// GB/s at which `count` threads read the file, each to slots of its own; the best of some rounds.
+static double measure_reads(const char *path, size_t bytes, int count, int flags, int rounds) {
     copier copiers[THREAD_COUNT_MAX];
     size_t share = bytes / (size_t)count / BLOCK_BYTES * BLOCK_BYTES;
     double best = 0;
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < rounds; round++) {
         prepare(path, flags != 0);
         double start = now();
         for (int i = 0; i < count; i++) {
@@ -122,8 +122,23 @@ static double measure_reads(const char *path, size_t bytes, int count, int flags
 typedef struct scenario {
     const char *title, *path;
     int is_cold, loads, converts;
-    double limit_gbps;
 } scenario;
+
+/// What all rows are held against: a cached file, and the disk.
+typedef struct limits {
+    const char *path;
+    size_t bytes;
+    int threads;
+    double disk_gbps;
+} limits;
+
+/// Sets the bus's rate by what the processors copy now, as others may have them a moment later; in
+/// GB/s.
+static double set_bus(const limits *by) {
+    double gbps = measure_reads(by->path, by->bytes, by->threads, 0, 1) / PROCESSORS_PER_BUS;
+    set("bus_mbps", (long)(gbps * 1000));
+    return gbps;
+}
 
 /// Seconds of loads of a model side by side, and the bytes that went over the bus.
 static double time_loads(const scenario *what, uint64_t *bytes) {
@@ -157,22 +172,28 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/// A row: the median of a few, with lowest and highest.
-static void measure(const scenario *what, int runs) {
-    double times[64];
+/// A row: the median of a few, with lowest and highest, each beside its own limit.
+static void measure(const scenario *what, const limits *by, int runs) {
+    double parts[64], rates[64], bounds[64];
     uint64_t bytes = 0;
-    long queries = get("queries"), waits = get("blocking_waits");
+    long queries = get("queries"), waits = get("blocking_waits"), idle = get("bus_idle_us");
     for (int i = 0; i < runs; i++) {
+        bounds[i] = set_bus(by);
+        if (what->is_cold && by->disk_gbps < bounds[i]) bounds[i] = by->disk_gbps;
         prepare(what->path, what->is_cold);
-        times[i] = time_loads(what, &bytes);
+        double seconds = time_loads(what, &bytes);
+        rates[i] = (double)bytes / 1e9 / seconds;
+        parts[i] = rates[i] / bounds[i];
     }
-    qsort(times, (size_t)runs, sizeof *times, compare);
-    double gbps = (double)bytes / 1e9;
-    printf("| %s | %.2f | %.3f | %.3f | %.3f-%.3f | %.1f | %.1f |\n", what->title, what->limit_gbps,
-           gbps / times[runs / 2], gbps / times[runs / 2] / what->limit_gbps,
-           gbps / times[runs - 1] / what->limit_gbps, gbps / times[0] / what->limit_gbps,
-           (double)(get("queries") - queries) / runs / (gbps * 1e9 / 2097152),
-           (double)(get("blocking_waits") - waits) / runs);
+    qsort(parts, (size_t)runs, sizeof *parts, compare);
+    qsort(rates, (size_t)runs, sizeof *rates, compare);
+    qsort(bounds, (size_t)runs, sizeof *bounds, compare);
+    double slots = (double)bytes * runs / BLOCK_BYTES;
+    printf("| %s | %.2f | %.2f | %.3f | %.3f-%.3f | %.1f | %.1f | %.1f |\n", what->title,
+           bounds[runs / 2], rates[runs / 2], parts[runs / 2], parts[0], parts[runs - 1],
+           (double)(get("queries") - queries) / slots,
+           (double)(get("blocking_waits") - waits) / runs,
+           (double)(get("bus_idle_us") - idle) / 1e3 / runs);
     fflush(stdout);
 }
 
@@ -189,10 +210,9 @@ static void find_fake(void) {
 }
 
 /// What drivers take, about, beside the bus itself.
-static void set_costs(double bus_gbps) {
+static void set_costs(void) {
     set("no_bytes", 1);
     set("memory", 1l << 40);
-    set("bus_mbps", (long)(bus_gbps * 1000));
     set("copy_us", 2);
     set("wake_us", 60);
     set("alloc_us", 300);
@@ -217,28 +237,29 @@ static void tell_setup(const scenario *hot) {
         (first - again[2]) * 1e3, locks, (double)locks * (LOCK_US + LOCK_MIB_US * 2) / 1e3);
 }
 
-static void measure_all(const char *folder, size_t bytes, int runs, double bus, double disk) {
-    char whole[PATH_BYTES], small[PATH_BYTES], shifted[PATH_BYTES], large[PATH_BYTES];
-    snprintf(whole, sizeof whole, "%s/whole.safetensors", folder);
+static void measure_all(const char *folder, const limits *by, int runs) {
+    char small[PATH_BYTES], shifted[PATH_BYTES], large[PATH_BYTES];
+    const char *whole = by->path;
+    size_t bytes = by->bytes;
     snprintf(small, sizeof small, "%s/small.safetensors", folder);
     snprintf(shifted, sizeof shifted, "%s/shifted.safetensors", folder);
     snprintf(large, sizeof large, "%s/large.safetensors", folder);
-    tell_setup(&(scenario){"", whole, 0, 1, 0, bus});
+    set_bus(by);
+    tell_setup(&(scenario){"", whole, 0, 1, 0});
     printf("| load | limit GB/s | GB/s | of the limit | lowest-highest | questions a slot | sleeps "
-           "|\n|---|---|---|---|---|---|---|\n");
-    measure(&(scenario){"hot", whole, 0, 1, 0, bus}, runs);
-    measure(&(scenario){"hot, converted (BF16 to F16)", whole, 0, 1, 1, bus}, runs);
-    measure(&(scenario){"hot, two at once", whole, 0, 2, 0, bus}, runs);
-    measure(&(scenario){"cold", whole, 1, 1, 0, disk < bus ? disk : bus}, runs < 3 ? runs : 3);
+           "| bus idle ms |\n|---|---|---|---|---|---|---|---|\n");
+    measure(&(scenario){"hot", whole, 0, 1, 0}, by, runs);
+    measure(&(scenario){"hot, converted (BF16 to F16)", whole, 0, 1, 1}, by, runs);
+    measure(&(scenario){"hot, two at once", whole, 0, 2, 0}, by, runs);
+    measure(&(scenario){"cold", whole, 1, 1, 0}, by, runs < 3 ? runs : 3);
     write_model(shifted, 32, bytes / 32, 8);
-    measure(&(scenario){"hot, misaligned (8 mod 16)", shifted, 0, 1, 0, bus}, runs);
+    measure(&(scenario){"hot, misaligned (8 mod 16)", shifted, 0, 1, 0}, by, runs);
     unlink(shifted);
     write_model(small, 20000, bytes / 53687 / 2 * 2, 0); // 20 kB of 1 GiB
-    measure(&(scenario){"hot, 20,000 small tensors", small, 0, 1, 0, bus}, runs);
+    measure(&(scenario){"hot, 20,000 small tensors", small, 0, 1, 0}, by, runs);
     unlink(small);
-    unlink(whole);
     write_model(large, 64, bytes / 8, 0);
-    measure(&(scenario){"hot, eight times as large", large, 0, 1, 0, bus}, 3);
+    measure(&(scenario){"hot, eight times as large", large, 0, 1, 0}, by, 3);
     unlink(large);
 }
 
@@ -255,13 +276,15 @@ int main(int argc, char **argv) {
     must(mkdtemp(folder) != NULL, "making a folder");
     snprintf(whole, sizeof whole, "%s/whole.safetensors", folder);
     write_model(whole, 32, bytes / 32, 0);
-    double copy = measure_reads(whole, bytes, threads, 0), one = measure_reads(whole, bytes, 1, 0);
-    double disk = measure_reads(whole, bytes, 8, O_DIRECT), bus = copy / PROCESSORS_PER_BUS;
-    printf("%zu MiB; %ld processors, which copy %.2f GB/s (one alone: %.2f); disk %.2f GB/s; "
-           "simulated bus %.2f GB/s; medians of %d.\n\n",
-           bytes >> 20, cpus, copy, one, disk, bus, runs);
-    set_costs(bus);
-    measure_all(folder, bytes, runs, bus, disk);
+    double copy = measure_reads(whole, bytes, threads, 0, 3);
+    double one = measure_reads(whole, bytes, 1, 0, 3);
+    limits by = {whole, bytes, threads, measure_reads(whole, bytes, 8, O_DIRECT, 3)};
+    printf("%zu MiB; %ld processors, which copy %.2f GB/s (one alone: %.2f) at best; disk %.2f "
+           "GB/s; medians of %d.\n\n",
+           bytes >> 20, cpus, copy, one, by.disk_gbps, runs);
+    set_costs();
+    measure_all(folder, &by, runs);
+    unlink(whole);
     rmdir(folder);
     return 0;
 }

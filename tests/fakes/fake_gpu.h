@@ -21,6 +21,7 @@ typedef void (*fake_gpu_set_function)(const char *name, long value);
 typedef void (*fake_gpu_fail_function)(const char *function, long nth_call, long code);
 /// Counters: allocations, allocated_bytes, locked_bytes, contexts (bits of devices), streams,
 /// events, calls, copies, launches, copied_out, pageable (copies of memory that is not locked),
+/// bus_idle_us (pauses of less than 5 ms between copies, where bus_mbps is set),
 /// overwritten (copies whose source was written to before they were done),
 /// alloc_calls, free_calls, lock_calls, stream_calls, module_calls, binaries, queries,
 /// blocking_waits, broken_captures, first_copy_calls and first_copy_allocs (as they were at the

@@ -54,6 +54,7 @@
     X(FIRST_COPY_CALLS, "first_copy_calls", 0)                                                     \
     X(FIRST_COPY_ALLOCS, "first_copy_allocs", 0)                                                   \
     X(COPIED_OUT, "copied_out", 0)                                                                 \
+    X(BUS_IDLE_US, "bus_idle_us", 0)                                                               \
     X(OVERWRITTEN, "overwritten", 0)                                                               \
     X(PAGEABLE, "pageable", 0)
 
