@@ -13,6 +13,8 @@
 /// With the pages around them, and a tensor's end, they fit in a huge one.
 #define GROUP_BYTES (((uint64_t)2 << 20) - 3 * FSTI_IO_PAGE_BYTES)
 #define NO_CHUNK UINT64_MAX
+/// Less than this of tensors that are stored as they are comes through the page cache.
+#define AROUND_BYTES_MIN ((uint64_t)256 << 10)
 
 /// One thread's room.
 typedef struct packed_room {
@@ -127,15 +129,19 @@ static fst_status read_exactly(const packed_read *read, uint64_t begin, uint64_t
     return fsti_error_set(read->error, FST_E_SHORT_READ, place, "the file ended before its data");
 }
 
+static bool goes_around(const packed_read *read) {
+    return read->op->is_around && !atomic_load(&read->file->is_buffered) &&
+           !fsti_file_is_object(read->file->stored);
+}
+
 /// Brings stored bytes [begin, end) to the room past the page cache, if that is wished for and they
 /// are not in it; NULL: they have to be read as usual.
 static const char *read_around(const packed_read *read, uint64_t begin, uint64_t end) {
     packed_file *file = read->file;
     uint64_t resident, from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
     uint64_t until = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
-    if (!read->op->is_around || atomic_load(&file->is_buffered) ||
-        !fsti_file_resident(file->stored, begin, end, &resident) || resident > (end - begin) / 8 ||
-        grow_stored(read->room, until - from, NULL) != FST_OK)
+    if (!goes_around(read) || !fsti_file_resident(file->stored, begin, end, &resident) ||
+        resident > (end - begin) / 8 || grow_stored(read->room, until - from, NULL) != FST_OK)
         return NULL;
     int64_t got =
         fsti_file_read_around(file->stored, read->room->stored, (size_t)(until - from), from);
@@ -170,13 +176,31 @@ static fst_status read_stored(const packed_read *read, uint64_t begin, uint64_t 
                           digests->kind->name);
 }
 
+/// How much of `left` bytes of the file, stored as they are, is read at once. Pieces for the room
+/// end where pages do, so that none is read twice, and are of about the same size.
+static uint64_t plain_piece(const packed_read *read, uint64_t begin, uint64_t left) {
+    bool by_room = goes_around(read) || read->file->digests.kind != NULL;
+    if (!by_room || left <= GROUP_BYTES) return left;
+    uint64_t count = left / GROUP_BYTES + 1;
+    return fsti_align_down(begin + left / count, FSTI_IO_PAGE_BYTES) - begin;
+}
+
+/// Bytes that are stored as they are: straight to their place, or by way of the room where they
+/// have to be held against digests or come past the page cache.
 static fst_status read_plain(const packed_read *read, uint64_t begin, uint64_t size, char *target) {
-    if (read->file->digests.kind == NULL) return read_exactly(read, begin, size, target);
-    for (uint64_t done = 0, part; done < size; done += part) {
-        const char *bytes;
-        part = fsti_min(size - done, GROUP_BYTES);
-        FST_TRY(read_stored(read, begin + done, begin + done + part, &bytes));
-        memcpy(target + done, bytes, (size_t)part);
+    bool has_digests = read->file->digests.kind != NULL;
+    for (uint64_t done = 0, piece; done < size; done += piece) {
+        uint64_t at = begin + done;
+        const char *bytes = NULL;
+        piece = plain_piece(read, at, size - done);
+        if (has_digests)
+            FST_TRY(read_stored(read, at, at + piece, &bytes));
+        else if (piece >= AROUND_BYTES_MIN)
+            bytes = read_around(read, at, at + piece);
+        if (bytes == NULL)
+            FST_TRY(read_exactly(read, at, piece, target + done));
+        else
+            memcpy(target + done, bytes, (size_t)piece);
     }
     return FST_OK;
 }
@@ -289,13 +313,18 @@ static fst_status read_packed(const packed_read *read, const packed_part *part) 
     return FST_OK;
 }
 
-/// Bytes [begin, end) of one tensor of the original.
-static fst_status read_tensor(const packed_read *read, const packed_part *part) {
-    const fsti_packed_tensor *tensor = &read->file->packed.tensors[part->index];
-    if (tensor->is_packed) return read_packed(read, part);
-    read->op->decoded_bytes += part->end - part->begin;
-    return read_plain(read, tensor->stored_begin + part->begin, part->end - part->begin,
-                      part->target);
+/// The bytes from `at` on that lie in the stored file one after the other, as they are: of a plain
+/// tensor, and of those that follow it there as they do here. 0: the tensor is packed.
+static uint64_t plain_run(const fsti_packed *packed, size_t index, uint64_t at, uint64_t end) {
+    const fsti_header *header = packed->header;
+    const fsti_packed_tensor *tensors = packed->tensors;
+    if (tensors[index].is_packed) return 0;
+    size_t last = index;
+    while (last + 1 < header->tensor_count && !tensors[last + 1].is_packed &&
+           tensors[last + 1].stored_begin == tensors[last].stored_end &&
+           header->data_begin + header->tensors[last].end < end)
+        last++;
+    return fsti_min(end, header->data_begin + header->tensors[last].end) - at;
 }
 
 static fst_status read_bytes(const packed_read *read, uint64_t at, uint64_t end) {
@@ -307,15 +336,20 @@ static fst_status read_bytes(const packed_read *read, uint64_t at, uint64_t end)
         at += size;
         target += size;
     }
-    while (at < end) {
+    for (uint64_t size; at < end; at += size, target += size) {
         packed_part part = {.index = fsti_packed_tensor_at(packed, at), .target = target};
         const fsti_tensor *tensor = &packed->header->tensors[part.index];
-        uint64_t begin = packed->header->data_begin + tensor->begin;
-        part.begin = at - begin;
-        part.end = fsti_min(end - begin, tensor->end - tensor->begin);
-        FST_TRY(read_tensor(read, &part));
-        at += part.end - part.begin;
-        target += part.end - part.begin;
+        part.begin = at - packed->header->data_begin - tensor->begin;
+        size = plain_run(packed, part.index, at, end);
+        if (size != 0) {
+            read->op->decoded_bytes += size;
+            uint64_t begin = packed->tensors[part.index].stored_begin + part.begin;
+            FST_TRY(read_plain(read, begin, size, target));
+        } else {
+            part.end = fsti_min(part.begin + (end - at), tensor->end - tensor->begin);
+            size = part.end - part.begin;
+            FST_TRY(read_packed(read, &part));
+        }
     }
     return FST_OK;
 }
