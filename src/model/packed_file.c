@@ -99,9 +99,10 @@ static void give_room(packed_room *room) {
 
 /// In huge pages: a disk takes a read to small ones in many pieces, at half the speed.
 static fst_status grow_stored(packed_room *room, uint64_t size, fst_error *error) {
-    if (room->memory != NULL && size <= room->memory->size_bytes) return FST_OK;
+    if (room->stored != NULL && size <= room->memory->size_bytes) return FST_OK;
     fsti_buffer_unref(room->memory);
     room->memory = NULL;
+    room->stored = NULL;
     if (size > FSTI_HUGE_PAGE_BYTES / 4) size = fsti_align_up(size, FSTI_HUGE_PAGE_BYTES);
     FST_TRY(fsti_buffer_arena(size, &room->memory, error));
     if (room->memory == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see

@@ -139,6 +139,12 @@ static fst_status no_space(const fsti_output *output, uint64_t available, fst_er
                           output->size_bytes, available);
 }
 
+/// What the file has already of the disk.
+static uint64_t own_bytes(int fd) {
+    struct stat info;
+    return fstat(fd, &info) == 0 ? (uint64_t)info.st_blocks * 512 : 0;
+}
+
 static uint64_t free_bytes(int fd) {
     struct statvfs info;
     if (fstatvfs(fd, &info) != 0) return UINT64_MAX;
@@ -171,8 +177,9 @@ static fst_status reserve_space(fsti_output *output, fst_error *error) {
     if (failure == ENOSPC || failure == EDQUOT || failure == EFBIG)
         return no_space(output, free_bytes(output->fd), error);
     if (failure == 0) return FST_OK;
-    uint64_t available = free_bytes(output->fd);
-    if (available < output->size_bytes) return no_space(output, available, error);
+    uint64_t available = free_bytes(output->fd), own = own_bytes(output->fd);
+    if (available < output->size_bytes - fsti_min(own, output->size_bytes))
+        return no_space(output, available, error);
     if (ftruncate(output->fd, (off_t)output->size_bytes) != 0)
         return fsti_error_errno(error, errno, output->target.path, "setting the size");
     return FST_OK;

@@ -3,7 +3,7 @@
 /// directory, which are written last; what does not shrink follows as it is.
 #include "pack_job.h"
 
-#include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 /// A tensor is packed if that saves so many bytes and one of 33, 3 %.
@@ -12,6 +12,9 @@
 /// After so many chunks a tensor that has saved nothing is given up.
 #define TRIAL_CHUNKS 64u
 #define COPY_BYTES ((uint64_t)1 << 20)
+/// Room on the disk is made ahead: this much, or a sixteenth of what there is.
+#define ROOM_STEP_BYTES ((uint64_t)1 << 20)
+#define ROOM_STEP_PART 16u
 
 static bool is_candidate(const pack_job *job, const fsti_tensor *tensor) {
     bool is_meant =
@@ -80,7 +83,7 @@ static fst_status read_original(pack_job *job) {
     return fsti_error_set(job->error, FST_E_SHORT_READ, place, "the file ended inside its header");
 }
 
-/// Lays the file out: room for the longest header, the longest directory, and the original.
+/// Lays the file out: room for the longest header and the longest directory.
 static fst_status make_room(pack_job *job) {
     char *draft = NULL;
     size_t draft_bytes = 0;
@@ -91,13 +94,42 @@ static fst_status make_room(pack_job *job) {
     // The length of a packed tensor may have more digits than its shape had.
     job->header_bytes = fsti_align_up(draft_bytes + 24 * count, FSTI_PACKED_ALIGNMENT);
     job->at = job->header_bytes + job->entry_bytes;
-    // Packed entries are filled up.
-    uint64_t fillings = job->item_count * FSTI_PACKED_ALIGNMENT;
-    uint64_t most = job->at + job->true_bytes + fillings;
-    // A disk without room for that much may have enough for what comes of it: writing tells.
+    return FST_OK;
+}
+
+/// What is missing, told by how far it came: nobody can know before how much it would be.
+static fst_status tell_no_space(const pack_job *job, uint64_t end, const fst_error *cause) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = fsti_output_path(job->output);
+    place.os_errno = cause->os_errno;
+    return fsti_error_set(job->error, FST_E_NO_SPACE, place,
+                          "the compressed file needs %" PRIu64 " bytes or more, with %" PRIu64
+                          " of %" PRIu64 " bytes compressed: %s",
+                          end, job->bytes_done, job->true_bytes, cause->message);
+}
+
+/// Makes room up to `end`: some more than that, so that it is asked for seldom, and if there is
+/// not so much, just that.
+static fst_status grow_room(pack_job *job, uint64_t end) {
+    if (end <= job->room_bytes) return FST_OK;
     fst_error cause;
-    fst_status status = fsti_output_reserve(job->output, most, &cause);
-    if (status == FST_E_NO_SPACE && cause.os_errno == ENOSPC) return FST_OK;
+    uint64_t wished = end + fsti_max(end / ROOM_STEP_PART, ROOM_STEP_BYTES);
+    fst_status status = fsti_output_reserve(job->output, wished, &cause);
+    job->room_bytes = wished;
+    if (status == FST_E_NO_SPACE) {
+        status = fsti_output_reserve(job->output, end, &cause);
+        job->room_bytes = end;
+    }
+    if (status == FST_E_NO_SPACE) return tell_no_space(job, end, &cause);
+    if (status != FST_OK && job->error != NULL) *job->error = cause;
+    return status;
+}
+
+static fst_status write_bytes(pack_job *job, const void *data, size_t size, uint64_t offset) {
+    fst_error cause;
+    FST_TRY(grow_room(job, offset + size));
+    fst_status status = fsti_output_write(job->output, data, size, offset, &cause);
+    if (status == FST_E_NO_SPACE) return tell_no_space(job, offset + size, &cause);
     if (status != FST_OK && job->error != NULL) *job->error = cause;
     return status;
 }
@@ -112,8 +144,8 @@ static fst_status write_chunks(pack_job *job, encode_ring *ring, encode_item *it
         FST_TRY(fsti_encode_next(ring, &chunk, job->error));
         FST_TRY(job->request->report(job->request->context, chunk->true_bytes, job->error));
         if (atomic_load(&item->is_refused)) continue;
-        FST_TRY(fsti_output_write(job->output, chunk->stored, chunk->stored_bytes,
-                                  job->at + *stored, job->error));
+        FST_TRY(write_bytes(job, chunk->stored, chunk->stored_bytes, job->at + *stored));
+        job->bytes_done += chunk->true_bytes;
         job->marks[job->mark_count + i] = (fsti_packed_mark){
             (uint32_t)chunk->stored_bytes | (chunk->is_raw ? FSTI_PACKED_RAW : 0), chunk->crc};
         *stored += chunk->stored_bytes;
@@ -130,8 +162,7 @@ static fst_status write_chunks(pack_job *job, encode_ring *ring, encode_item *it
 static fst_status fill_entry(pack_job *job, uint64_t size_bytes) {
     static const char zeros[FSTI_PACKED_ALIGNMENT];
     uint64_t end = fsti_align_up(size_bytes, FSTI_PACKED_ALIGNMENT);
-    FST_TRY(fsti_output_write(job->output, zeros, (size_t)(end - size_bytes), job->at + size_bytes,
-                              job->error));
+    FST_TRY(write_bytes(job, zeros, (size_t)(end - size_bytes), job->at + size_bytes));
     job->packed_bytes[job->packed_count] = end;
     job->at += end;
     return FST_OK;
@@ -166,7 +197,7 @@ static fst_status copy_bytes(pack_job *job, uint64_t begin, uint64_t end, char *
         if (got < wanted)
             return fsti_error_set(job->error, FST_E_SHORT_READ, place,
                                   "the file ended before its data");
-        FST_TRY(fsti_output_write(job->output, block, got, job->at, job->error));
+        FST_TRY(write_bytes(job, block, got, job->at));
         job->at += got;
         begin += got;
     }
@@ -200,12 +231,11 @@ static fst_status write_directory(pack_job *job) {
     unsigned char *directory = fsti_alloc((size_t)job->entry_bytes);
     if (directory == NULL) return fsti_error_memory(job->error, job->entry_bytes);
     fsti_packed_put(&draft, directory);
-    fst_status status = fsti_output_write(job->output, directory, (size_t)job->entry_bytes,
-                                          job->header_bytes, job->error);
+    fst_status status = write_bytes(job, directory, (size_t)job->entry_bytes, job->header_bytes);
     fsti_free(directory);
     FST_TRY(status);
     FST_TRY(fsti_pack_header(job, false, &header, &header_bytes));
-    status = fsti_output_write(job->output, header, header_bytes, 0, job->error);
+    status = write_bytes(job, header, header_bytes, 0);
     fsti_free(header);
     return status;
 }

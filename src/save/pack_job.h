@@ -25,6 +25,8 @@ typedef struct pack_job {
     bool *is_packed;                    ///< by tensor of the original
     uint64_t header_bytes, entry_bytes; ///< room for the header, and of the directory's entry
     uint64_t at;                        ///< end of what is written
+    uint64_t room_bytes;                ///< that the output has been given
+    uint64_t bytes_done;                ///< of tensors that were tried
 } pack_job;
 
 static inline const fsti_tensor *tensor_of(const pack_job *job, uint32_t index) {
