@@ -100,7 +100,7 @@ static void take_request(fuzz_input *input, const fsti_header *header, request *
     static const uint64_t gaps[] = {0, 1, 64, 4096, 65536};
     out->rules.order = (fst_order)fuzz_below(input, FST_ORDER_COUNT);
     out->rules.batch_bytes_max = limits[fuzz_below(input, 5)];
-    out->rules.coalesce_gap_bytes = gaps[fuzz_below(input, 5)];
+    out->rules.gaps = (fsti_gaps){gaps[fuzz_below(input, 5)], gaps[fuzz_below(input, 5)]};
     out->rules.is_view = !fuzz_below(input, 2);
     out->rules.chunk_bytes_max = out->rules.is_view ? 0 : (uint64_t)4 << 20;
 }

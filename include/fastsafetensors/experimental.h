@@ -40,7 +40,8 @@ typedef struct fst_load_tuning {
     fst_ring ring;
     fst_numa numa;
     fst_unified unified;
-    /// Ranges of one file less than this far apart are read as one; 0: 64 KiB. UINT64_MAX: 0.
+    /// Ranges of one file at most this far apart are read as one. 0: 64 KiB, and behind an address
+    /// up to 1 MiB where no more than twice the bytes are read for it. UINT64_MAX: 0.
     uint64_t coalesce_gap_bytes;
     uint64_t staging_bytes; ///< locked memory that loads to a GPU go through; 0: 64 MiB, the most
 } fst_load_tuning;

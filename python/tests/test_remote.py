@@ -280,3 +280,18 @@ def test_what_is_wanted_is_what_is_asked_for(tmp_path: pathlib.Path) -> None:
             for name, value in tensors.items():
                 assert (opened.get_slice(name)[64:96] == value[64:96]).all()
         assert server.sent_bytes - before <= 1.1 * sum(t.nbytes // 8 for t in tensors.values())
+
+
+def test_gaps_are_read_over_where_requests_cost_more(tmp_path: pathlib.Path) -> None:
+    """Halves of rows come in a few requests of twice the bytes; quarters each in their own."""
+    file = tmp_path / "m.safetensors"
+    rows = numpy.arange(64 * 65536, dtype=numpy.float32).reshape(64, 65536)  # 256 KiB each
+    fst_numpy.save_file({"t": rows}, file)
+    with web_server(tmp_path) as server:
+        for part, most_requests, most_bytes in ((2, 20, rows.nbytes), (4, 70, rows.nbytes / 4)):
+            columns = rows.shape[1] // part
+            asked, sent = len(server.log), server.sent_bytes
+            with fastsafetensors.safe_open(server.url + file.name, "numpy") as opened:
+                assert (opened.get_slice("t")[:, :columns] == rows[:, :columns]).all()
+            assert len(server.log) - asked <= most_requests
+            assert server.sent_bytes - sent <= most_bytes + (128 << 10)

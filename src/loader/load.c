@@ -11,7 +11,6 @@
 /// The same of verified loads: the chunk that two batches share is read and digested for each, so
 /// that small batches of large tensors would read 3 % more.
 #define VERIFIED_BATCH_BYTES ((uint64_t)256 << 20)
-#define COALESCE_GAP_BYTES ((uint64_t)64 << 10)
 /// Locked memory that loads to a GPU go through: enough to keep its bus busy.
 #define RING_BYTES ((uint64_t)64 << 20)
 
@@ -92,22 +91,27 @@ static uint32_t verify_bytes(const fst_loader *loader) {
     return bytes;
 }
 
+/// Whether reads are requests to a server, of some files at least.
+static bool asks_servers(const fst_loader *loader) {
+    for (size_t i = 0; i < loader->model->file_count; i++)
+        if (fsti_file_is_object(loader->files[i]) && !fsti_file_is_kept(loader->files[i]))
+            return true;
+    return false;
+}
+
 static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wants, size_t count,
                              fsti_plan *out, fst_error *error) {
     const fst_load_options *options = &loader->options;
-    uint64_t gap = loader->tuning.coalesce_gap_bytes;
-    fsti_plan_rules rules = {.order = options->order,
-                             .batch_bytes_max = batch_limit(loader),
-                             .coalesce_gap_bytes = gap == 0            ? COALESCE_GAP_BYTES
-                                                   : gap == UINT64_MAX ? 0
-                                                                       : gap,
-                             .chunk_bytes_max =
-                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
-                             .to_device = loader->device != NULL,
-                             .is_view = loader->mode == FST_MODE_MAP,
-                             .verify_bytes = verify_bytes(loader),
-                             .file_bytes = loader->file_bytes,
-                             .made_bytes = loader->made_bytes};
+    fsti_plan_rules rules = {
+        .order = options->order,
+        .batch_bytes_max = batch_limit(loader),
+        .gaps = fsti_policy_gaps(loader->tuning.coalesce_gap_bytes, asks_servers(loader)),
+        .chunk_bytes_max = loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
+        .to_device = loader->device != NULL,
+        .is_view = loader->mode == FST_MODE_MAP,
+        .verify_bytes = verify_bytes(loader),
+        .file_bytes = loader->file_bytes,
+        .made_bytes = loader->made_bytes};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 

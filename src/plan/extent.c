@@ -55,7 +55,10 @@ static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
     if (extent->segment_count == 0 || extent->file != file) return false;
     if (segment->file_offset < extent->end) return false;
     uint64_t gap = segment->file_offset - extent->end, end = fsti_plan_segment_end(segment);
-    if (gap > build->gap_bytes && !shares_digest(build, extent, segment)) return false;
+    uint64_t wanted = extent->wanted_bytes + segment->run_count * segment->run_bytes;
+    if (!plan_reads_over(build, gap, wanted, end - extent->begin) &&
+        !shares_digest(build, extent, segment))
+        return false;
     if (linear != extent->linear || (linear && gap > FSTI_PLAN_PAGE_BYTES)) {
         // A large linear part is kept apart: scattering costs it the straight way to memory.
         // And a gap in a linear extent is a gap in memory: only small ones are worth it.
@@ -65,6 +68,7 @@ static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
         extent->linear = false;
     }
     extent->end = end;
+    extent->wanted_bytes = wanted;
     extent->segment_count++;
     return true;
 }
@@ -80,6 +84,7 @@ static fst_status cut_extents(plan_build *build, uint32_t batch_index, size_t se
         if (extent.segment_count > 0) FST_TRY(push_extent(build, &extent));
         extent = (fsti_plan_extent){.begin = segment->file_offset,
                                     .end = fsti_plan_segment_end(segment),
+                                    .wanted_bytes = segment->run_count * segment->run_bytes,
                                     .segment_first = i,
                                     .segment_count = 1,
                                     .file = file,

@@ -135,7 +135,9 @@ static fst_status build_plan(plan_build *build) {
         status = size_chunks(build);
     }
     if (status == FST_OK) {
-        build->gap_bytes = fsti_min(build->rules->coalesce_gap_bytes, plan->chunk_bytes - 1);
+        const fsti_gaps *gaps = &build->rules->gaps;
+        build->gaps.any_bytes = fsti_min(gaps->any_bytes, plan->chunk_bytes - 1);
+        build->gaps.most_bytes = fsti_min(gaps->most_bytes, plan->chunk_bytes - 1);
         status = cut_batches(build);
     }
     for (uint32_t i = 0; status == FST_OK && i < plan->batch_count; i++)

@@ -49,9 +49,9 @@ typedef struct fsti_plan_want {
 
 typedef struct fsti_plan_rules {
     fst_order order;
-    uint64_t batch_bytes_max;    ///< UINT64_MAX: a batch a file
-    uint64_t coalesce_gap_bytes; ///< less than a chunk counts: no chunk is a gap alone
-    uint64_t chunk_bytes_max;    ///< a power of two; 0: no limit
+    uint64_t batch_bytes_max; ///< UINT64_MAX: a batch a file
+    fsti_gaps gaps;           ///< less than a chunk counts: no chunk is a gap alone
+    uint64_t chunk_bytes_max; ///< a power of two; 0: no limit
     bool is_view;   ///< chunks lie at multiples of their size in the file, and grow when too many
     bool to_device; ///< kernels read vectors of 16 bytes, and expect what allocators align
     /// What is read is whole pieces of this size of the file, for whoever checks them: a power of
@@ -97,6 +97,7 @@ static inline uint64_t fsti_plan_segment_end(const fsti_plan_segment *segment) {
 
 typedef struct fsti_plan_extent {
     uint64_t begin, end;    ///< bytes of the file
+    uint64_t wanted_bytes;  ///< of them; what two segments share counts for each
     uint64_t buffer_offset; ///< of `begin`, when linear
     size_t segment_first, segment_count;
     uint32_t file, batch;

@@ -11,7 +11,7 @@ typedef struct plan_build {
     const fsti_plan_want *wants;
     const fsti_plan_rules *rules;
     fst_error *error;
-    uint64_t gap_bytes; ///< read over, at most
+    fsti_gaps gaps;
     size_t segment_capacity, extent_capacity, chunk_capacity, batch_capacity;
 } plan_build;
 
@@ -22,6 +22,13 @@ static inline const fsti_tensor *plan_tensor(const plan_build *build, const fsti
 /// Where an item's tensor begins in its file.
 static inline uint64_t plan_tensor_offset(const plan_build *build, const fsti_plan_item *item) {
     return build->headers[item->file]->data_begin + plan_tensor(build, item)->begin;
+}
+
+/// Whether what lies between is read over, in a read of `wanted_bytes` that becomes `read_bytes`.
+static inline bool plan_reads_over(const plan_build *build, uint64_t gap_bytes,
+                                   uint64_t wanted_bytes, uint64_t read_bytes) {
+    if (gap_bytes <= build->gaps.any_bytes) return true;
+    return gap_bytes <= build->gaps.most_bytes && read_bytes / FSTI_GAPS_READ_MAX <= wanted_bytes;
 }
 
 /// Fills items (sizes, shapes) from wants, checking slices and destinations.

@@ -77,6 +77,19 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
              out->mode == FST_MODE_MAP ? "map" : "load", why, way, why_cache);
 }
 
+/// A disk's read on its own costs 25 to 50 us, in which it brings this much
+/// (docs/benchmarks/engines-2026-11-23.md).
+#define DISK_GAP_BYTES ((uint64_t)64 << 10)
+/// A request to a store costs a round trip of 10 to 100 ms, in which a connection brings more than
+/// this; but what is brought for nothing has its price, too.
+#define OBJECT_GAP_BYTES ((uint64_t)1 << 20)
+
+fsti_gaps fsti_policy_gaps(uint64_t wanted_bytes, bool is_object) {
+    if (wanted_bytes == UINT64_MAX) return (fsti_gaps){0, 0};
+    if (wanted_bytes != 0) return (fsti_gaps){wanted_bytes, wanted_bytes};
+    return (fsti_gaps){DISK_GAP_BYTES, is_object ? OBJECT_GAP_BYTES : DISK_GAP_BYTES};
+}
+
 fsti_route fsti_policy_route(const fsti_route_facts *facts) {
     if (facts->is_small || facts->keeps_cache || !facts->has_direct) return FSTI_ROUTE_CACHE;
     return facts->has_ring ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT;

@@ -36,6 +36,16 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out);
 /// Requests up to this size fit any machine: nobody asks what memory there is.
 #define FSTI_POLICY_SMALL_BYTES ((uint64_t)16 << 20)
 
+/// What lies between two wanted ranges of a file is read over where that costs less than one more
+/// read: up to `any_bytes` always, up to `most_bytes` while the read comes to no more than
+/// FSTI_GAPS_READ_MAX times what is wanted of it.
+typedef struct fsti_gaps {
+    uint64_t any_bytes, most_bytes;
+} fsti_gaps;
+#define FSTI_GAPS_READ_MAX 2u
+/// `wanted_bytes`: as fst_load_tuning.coalesce_gap_bytes. `is_object`: files are behind addresses.
+fsti_gaps fsti_policy_gaps(uint64_t wanted_bytes, bool is_object);
+
 /// Who reads the absent chunks of a file, fastest first.
 typedef enum fsti_route {
     FSTI_ROUTE_RING,   ///< io_uring past the page cache

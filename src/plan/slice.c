@@ -115,7 +115,8 @@ static fst_status push_segment(plan_build *build, const fsti_plan_segment *segme
 
 /// Rows too far apart to be read as one become segments of their own.
 static fst_status push_rows(plan_build *build, const fsti_plan_segment *rows) {
-    bool dense = rows->stride_bytes - rows->run_bytes <= build->gap_bytes;
+    bool dense = plan_reads_over(build, rows->stride_bytes - rows->run_bytes, rows->run_bytes,
+                                 rows->stride_bytes);
     if (rows->run_count == 1 || dense) return push_segment(build, rows);
     fsti_plan_segment row = *rows;
     row.run_count = 1;

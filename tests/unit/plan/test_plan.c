@@ -41,7 +41,7 @@ static void init_model(model *m, uint64_t data_begin) {
 }
 
 static const fsti_plan_rules plain_rules = {
-    .order = FST_ORDER_FILE, .batch_bytes_max = UINT64_MAX, .coalesce_gap_bytes = 4096};
+    .order = FST_ORDER_FILE, .batch_bytes_max = UINT64_MAX, .gaps = {4096, 4096}};
 
 /// Plans without conversion: every want keeps its tensor's dtype.
 static fst_status make_plan(const fsti_header *const *headers, fsti_plan_want *wants, size_t count,
@@ -182,7 +182,7 @@ TEST(every_small_slice)
             fsti_plan_want want = {.slice_begin = begin, .slice_end = end};
             for (int gap = 0; gap < 2; gap++) {
                 fsti_plan_rules rules = plain_rules;
-                rules.coalesce_gap_bytes = gap ? 4096 : 0;
+                rules.gaps.any_bytes = rules.gaps.most_bytes = gap ? 4096 : 0;
                 check_plan(&m, &want, 1, &rules);
                 if (check_failed) return;
             }
@@ -253,9 +253,10 @@ TEST(random_requests)
         }
         static const uint64_t gaps[] = {0, 1, 64, 4096, 1 << 20};
         static const uint64_t limits[] = {UINT64_MAX, 1 << 16, 20000};
-        fsti_plan_rules rules = {.order = (fst_order)(fixture_random(&random) % 2),
-                                 .batch_bytes_max = limits[fixture_random(&random) % 3],
-                                 .coalesce_gap_bytes = gaps[fixture_random(&random) % 5]};
+        fsti_plan_rules rules = {
+            .order = (fst_order)(fixture_random(&random) % 2),
+            .batch_bytes_max = limits[fixture_random(&random) % 3],
+            .gaps = {gaps[fixture_random(&random) % 5], gaps[fixture_random(&random) % 5]}};
         check_plan(&m, wants, want_count, &rules);
         for (size_t i = 0; i < want_count; i++) free(memory[i]);
         if (check_failed) return;
@@ -299,16 +300,41 @@ TEST(over_read_is_bounded)
     for (uint32_t i = 0; i < 5; i++) wants[i].tensor = 2 * i;
     fsti_plan plan;
     fsti_plan_rules rules = plain_rules;
-    rules.coalesce_gap_bytes = 4999;
-    CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
-    CHECK_INT(plan.extent_count, 5);
-    CHECK_INT(plan.bytes_planned, 5000);
-    fsti_plan_clear(&plan);
-    rules.coalesce_gap_bytes = 5000;
-    CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
-    CHECK_INT(plan.extent_count, 1);
-    CHECK_INT(plan.bytes_planned, 5 * 1000 + 4 * 5000);
-    fsti_plan_clear(&plan);
+    for (uint64_t most = 4999; most <= 5000; most++) {
+        rules.gaps = (fsti_gaps){most, most};
+        CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+        CHECK_INT(plan.extent_count, most == 5000 ? 1 : 5);
+        CHECK_INT(plan.bytes_planned, 5 * 1000 + (most == 5000 ? 4 * 5000 : 0));
+        fsti_plan_clear(&plan);
+    }
+}
+
+/// Wider gaps are read over as long as that doubles what is read, at most; by a slice's rows, too.
+TEST(wide_gaps_are_worth_twice_the_bytes)
+{
+    // Bytes between tensors of 1,000, and between parts of rows.
+    static const uint64_t cases[][2] = {{100, 1}, {1250, 1}, {1251, 2}, {2002, 5}, {5001, 5}};
+    fsti_plan_rules rules = plain_rules;
+    rules.gaps = (fsti_gaps){100, 5000};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        model m;
+        init_model(&m, 64);
+        uint64_t small[1] = {1000}, begin[2] = {0, 0}, end[2] = {5, 1000};
+        uint64_t rows[2] = {5, 1000 + cases[i][0]};
+        for (int k = 0; k < 10; k++) add_tensor(&m, FST_DTYPE_U8, 1, k % 2 ? &cases[i][0] : small);
+        add_tensor(&m, FST_DTYPE_U8, 2, rows);
+        const fsti_header *headers[1] = {&m.header};
+        fsti_plan_want wants[6] = {{0}};
+        for (uint32_t k = 0; k < 5; k++) wants[k].tensor = 2 * k;
+        wants[5] = (fsti_plan_want){.tensor = 10, .slice_begin = begin, .slice_end = end};
+        for (int half = 0; half < 2; half++) {
+            fsti_plan plan;
+            fsti_plan_want *first = half == 0 ? wants : &wants[5];
+            CHECK_INT(make_plan(headers, first, half == 0 ? 5 : 1, &rules, &plan, NULL), FST_OK);
+            CHECK_INT(plan.extent_count, cases[i][1]);
+            fsti_plan_clear(&plan);
+        }
+    }
 }
 
 TEST(half_of_a_matrix)
@@ -525,7 +551,7 @@ TEST(no_chunk_is_a_gap_alone)
     const fsti_header *headers[] = {&m.header};
     fsti_plan_want wants[2] = {{.tensor = 0}, {.tensor = 2}};
     fsti_plan_rules rules = plain_rules;
-    rules.coalesce_gap_bytes = (uint64_t)1 << 30;
+    rules.gaps = (fsti_gaps){(uint64_t)1 << 30, (uint64_t)1 << 30};
     fsti_plan plan;
     CHECK_INT(make_plan(headers, wants, 2, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);

@@ -143,6 +143,26 @@ TEST(ways_of_views)
         CHECK_INT(fsti_policy_view(&cases[i].facts), cases[i].way);
 }
 
+TEST(gaps)
+{
+    static const struct {
+        uint64_t wanted;
+        bool is_object;
+        fsti_gaps gaps;
+    } cases[] = {
+        {0, false, {64 << 10, 64 << 10}},
+        {0, true, {64 << 10, 1 << 20}}, // a request costs what half a MiB does, or more
+        {4096, true, {4096, 4096}},     // as asked
+        {UINT64_MAX, false, {0, 0}},    // nothing is read over
+        {UINT64_MAX, true, {0, 0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_gaps gaps = fsti_policy_gaps(cases[i].wanted, cases[i].is_object);
+        CHECK_INT(gaps.any_bytes, cases[i].gaps.any_bytes);
+        CHECK_INT(gaps.most_bytes, cases[i].gaps.most_bytes);
+    }
+}
+
 TEST(threads)
 {
     static const struct {
