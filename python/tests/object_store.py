@@ -70,6 +70,8 @@ class ObjectStore(WebServer):
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
         self.blocks: dict[str, dict[str, bytes]] = {}
         self.numbers = itertools.count(1)
+        self.generations: dict[str, int] | None = None  # of objects, as Google numbers them
+        self.knows_conditions = True
         self.lock = threading.Lock()
 
     def refusal(self, request: Request) -> Answer | None:
@@ -91,7 +93,27 @@ class ObjectStore(WebServer):
     def answer(self, request: Request) -> Answer:
         """What a good store answers."""
         with self.lock:
-            return self.refuse(request) or self.refusal(request) or self.act(request)
+            answer = self.refuse(request) or self.refusal(request) or self.act(request)
+            number = self.number(urllib.parse.unquote(request.path))
+            if number != "0":
+                answer.headers = {**answer.headers, "x-goog-generation": number}
+            return answer
+
+    def number(self, path: str) -> str:
+        """The generation of what is there, of a store that has them; "0" for nothing."""
+        return str((self.generations or {}).get(path, 0)) if path in self.objects else "0"
+
+    def differs(self, path: str, request: Request) -> bool:
+        """Whether what is there is not what a request that changes it demands."""
+        wanted = request.headers.get("if-match")
+        number = request.headers.get("x-goog-if-generation-match")
+        if not self.knows_conditions:
+            return False
+        if request.headers.get("if-none-match") == "*" or number == "0":
+            return path in self.objects
+        if number is not None:
+            return number != self.number(path)
+        return wanted is not None and wanted != self.objects.get(path, (b"", ""))[1]
 
     def act(self, request: Request) -> Answer:
         """The same, for who may ask."""
@@ -111,6 +133,8 @@ class ObjectStore(WebServer):
         if request.method == "PUT":
             return self.put(path, request.body, request)
         if request.method == "DELETE":
+            if self.differs(path, request):
+                return failure("412 Precondition Failed", "PreconditionFailed")
             self.objects.pop(path, None)
             return Answer("204 No Content", {})
         if request.method == "HEAD":
@@ -123,10 +147,10 @@ class ObjectStore(WebServer):
 
     def put(self, path: str, data: bytes, request: Request, etag: str | None = None) -> Answer:
         """Put an object in place."""
-        is_new = request.headers.get("if-none-match") == "*"
-        is_new = is_new or request.headers.get("x-goog-if-generation-match") == "0"
-        if is_new and path in self.objects:
+        if self.differs(path, request):
             return failure("412 Precondition Failed", "PreconditionFailed")
+        if self.generations is not None:
+            self.generations[path] = next(self.numbers)
         self.objects[path] = (data, etag or mark(data))
         self.dates.pop(path, None)
         return Answer("200 OK", {"ETag": self.objects[path][1]})

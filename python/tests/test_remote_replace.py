@@ -166,19 +166,6 @@ def test_who_has_it_open_keeps_it_or_is_told(steps: int) -> None:
         assert values == ({1} if steps < 4 else {2})
 
 
-def test_two_saves_at_once() -> None:
-    """The later index leads to a set that is whole: neither takes away what the other brings."""
-    with object_store() as server:
-        ask(server)
-        save(3, 1)
-        one, _ = open_set(3, 2)
-        other, _ = open_set(2, 3)
-        for writer, seed in ((one, 2), (other, 3)):
-            writer.commit()
-            writer.close()
-            assert seed_of(fst_numpy.load_file(FOLDER)) == seed
-
-
 def test_an_index_whose_answer_is_lost() -> None:
     """Nobody knows whether it is there: what it may lead to stays."""
     lost = [False]

@@ -122,6 +122,22 @@ void fsti_range_read_begin(fsti_range_read *read);
 fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint64_t offset,
                             fst_error *error);
 
+/// What an address had when it was looked at: so it is replaced, or removed, by who has looked.
+typedef enum fsti_seen_kind {
+    FSTI_SEEN_ANY,     ///< nobody has looked, or it has no mark: whatever is there is replaced
+    FSTI_SEEN_NOTHING, ///< nothing was there
+    FSTI_SEEN_THIS     ///< an object with this mark: its ETag, or with Google its generation
+} fsti_seen_kind;
+typedef struct fsti_seen {
+    fsti_seen_kind kind;
+    char mark[192];
+} fsti_seen;
+/// Looks what is there. Who may not look has seen FSTI_SEEN_ANY. `watch`: or NULL.
+fst_status fsti_net_look(const char *url, const fsti_net_watch *watch, fsti_seen *out,
+                         fst_error *error);
+/// Whether both are of one version.
+bool fsti_seen_is_same(const fsti_seen *one, const fsti_seen *other);
+
 /// An object being made. It is sent in parts, some of them at a time; nothing is seen at its
 /// address before fsti_upload_commit(). In a fork it can only be closed, which leaves it to the
 /// parent.
@@ -129,8 +145,10 @@ typedef struct fsti_upload fsti_upload;
 /// FST_E_UNSUPPORTED where a server takes no objects, FST_E_ARGUMENT for a folder. Objects of
 /// several parts are begun at the store here. Memory: parts of 8 MiB or more as they come, 64 MiB.
 /// `watch` (copied, or NULL) is asked in all waits of it, by who waits; not when it is closed.
+/// `seen` (copied; NULL: any): it replaces nothing but that, else its commit is FST_E_FILE_CHANGED.
+/// Stores that know no conditions are not asked for them.
 fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net_watch *watch,
-                            fsti_upload **out, fst_error *error);
+                            const fsti_seen *seen, fsti_upload **out, fst_error *error);
 /// Brings bytes [offset, offset + size) of it, each once, from any thread: in their order, or all
 /// over a few parts at a time. Waits while the parts that are under way take all memory.
 fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size, uint64_t offset,
@@ -143,14 +161,17 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error);
 void fsti_upload_stop(fsti_upload *upload);
 /// Whether the object is in place: 1, 0, or -1 where the store has not said so.
 int fsti_upload_is_committed(const fsti_upload *upload);
+/// What the store has given it, once it is committed.
+const fsti_seen *fsti_upload_mark(const fsti_upload *upload);
 /// "12 parts of 8 MiB, 14 requests (1 again), credentials: the environment".
 void fsti_upload_describe(fsti_upload *upload, char *text, size_t size);
 /// Ends it. One that was not committed is taken back, for which the store has two seconds where
 /// the upload was cancelled. NULL is allowed.
 void fsti_upload_close(fsti_upload *upload);
 
-/// Removes an object; one that is not there is fine.
-fst_status fsti_net_remove(const char *url, fst_error *error);
+/// Removes an object; one that is not there is fine. `seen` (NULL: any): what has come instead of
+/// that stays, which is fine, too.
+fst_status fsti_net_remove(const char *url, const fsti_seen *seen, fst_error *error);
 
 /// For tests: other names to look for the library by, ended by NULL; before its first use.
 void fsti_net_fake_library(const char *const *names);

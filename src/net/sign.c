@@ -169,7 +169,8 @@ static bool sign_azure(const net_store *store, const store_call *call, const net
                                   .line_count = count,
                                   .type = value_of(call->lines, "Content-Type: "),
                                   .range = call->range == NULL ? "" : call->range,
-                                  .match = call->match == NULL ? "" : call->match,
+                                  .match = call->match == NULL ? value_of(call->lines, "If-Match: ")
+                                                               : call->match,
                                   .none_match = value_of(call->lines, "If-None-Match: "),
                                   .body_bytes = call->body_bytes,
                                   .key = key,

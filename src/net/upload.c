@@ -20,6 +20,8 @@
 #define SLOT_COUNT_MAX 8u
 #define NAME_BYTES_MAX 1024u
 #define ANSWER_BYTES_MAX ((size_t)65536)
+/// Of a store's answer in a message.
+#define TOLD_BYTES_MAX 240u
 
 typedef enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_SENDING } slot_state;
 
@@ -52,7 +54,8 @@ struct fsti_upload {
     int is_committed;  ///< -1: not known
     fst_status status; ///< of the first part that failed, and why
     fst_error error;
-    char region[40]; ///< where the bucket is, if the store has said that when it failed
+    uint32_t refusal; ///< the store's, of that part
+    char region[40];  ///< where the bucket is, if the store has said that when it failed
 };
 
 static fst_status fail(const fsti_upload *upload, fst_status status, const char *what,
@@ -68,7 +71,7 @@ static uint64_t part_size(const fsti_upload *upload, uint32_t part) {
 
 // ---- beginning ----
 
-static fst_status check_place(const net_store *store, const char *url, fst_error *error) {
+fst_status fsti_upload_check_place(const net_store *store, const char *url, fst_error *error) {
     fsti_error_place place = FSTI_NOWHERE;
     char name[NAME_BYTES_MAX];
     size_t size = strlen(url);
@@ -116,7 +119,7 @@ static fst_status make_upload(const char *url, uint64_t size_bytes, fsti_upload 
     if (upload->name == NULL || upload->given == NULL || upload->place.marks == NULL)
         return fsti_error_memory(error, upload->place.part_count * sizeof(upload_mark));
     FST_TRY(fsti_store_open(url, &upload->store, error));
-    FST_TRY(check_place(upload->store, url, error));
+    FST_TRY(fsti_upload_check_place(upload->store, url, error));
     return fsti_store_address(upload->store, url, &upload->url, error);
 }
 
@@ -138,8 +141,22 @@ static fst_status begin_parts(fsti_upload *upload, fst_error *error) {
     return fsti_upload_begin(&upload->place, region, sizeof region, error);
 }
 
+static void make_place(fsti_upload *upload, const fsti_seen *seen) {
+    upload_place *place = &upload->place;
+    place->watch = &upload->watch;
+    place->store = upload->store;
+    place->url = upload->url;
+    place->name = upload->name;
+    place->size_bytes = upload->size_bytes;
+    place->stop = &upload->stop;
+    place->must_be_new = fsti_net_must_be_new();
+    if (seen != NULL) place->seen = *seen;
+    if (place->must_be_new) place->seen = (fsti_seen){.kind = FSTI_SEEN_NOTHING};
+    fsti_upload_write_lines(place);
+}
+
 fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net_watch *watch,
-                            fsti_upload **out, fst_error *error) {
+                            const fsti_seen *seen, fsti_upload **out, fst_error *error) {
     const curl_library *curl;
     fsti_upload *upload = NULL;
     FST_TRY(fsti_curl_open(&curl, error));
@@ -147,13 +164,7 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net
     if (upload == NULL) return status;
     if (status == FST_OK) {
         if (watch != NULL) upload->watch = *watch;
-        upload->place.watch = &upload->watch;
-        upload->place.store = upload->store;
-        upload->place.url = upload->url;
-        upload->place.name = upload->name;
-        upload->place.size_bytes = size_bytes;
-        upload->place.stop = &upload->stop;
-        upload->place.must_be_new = fsti_net_must_be_new();
+        make_place(upload, seen);
     }
     if (status == FST_OK && upload->place.part_count > 1) status = begin_parts(upload, error);
     if (status != FST_OK) {
@@ -188,12 +199,16 @@ static void finish_part(net_request *request) {
     if (status == FST_OK && upload->place.part_count > 1 &&
         !fsti_upload_keep_mark(&upload->place, slot->part, request->answer.etag))
         status = fail(upload, FST_E_IO, "the store took a part, and gave no ETag for it", &error);
-    if (upload->place.part_count == 1) upload->is_committed = has_committed(request);
+    if (upload->place.part_count == 1) {
+        upload->is_committed = has_committed(request);
+        fsti_seen_read(upload->store->kind, &request->answer, &upload->place.put);
+    }
     if (status == FST_OK) {
         upload->sent_count++;
     } else if (upload->status == FST_OK) {
         upload->status = status;
         upload->error = error;
+        upload->refusal = request->answer.status;
         memcpy(upload->region, request->answer.region, sizeof upload->region);
         atomic_store(&upload->stop, true); // the others need not go on
     }
@@ -219,20 +234,20 @@ static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whol
     slot->url = is_whole ? fsti_string_copy(upload->url, strlen(upload->url))
                          : fsti_upload_part_url(&upload->place, slot->part);
     if (slot->url == NULL) return give_up(upload, slot, error);
-    slot->request = (net_request){
-        .method = "PUT",
-        .url = slot->url,
-        .name = upload->name,
-        .store = upload->store,
-        .body = slot->memory,
-        .body_bytes = size,
-        .body_hash = fsti_upload_hash(slot->url, slot->memory, size, slot->hash),
-        .lines = fsti_upload_lines(&upload->place, is_whole ? UPLOAD_WHOLE : UPLOAD_PART),
-        .text_bytes_max = ANSWER_BYTES_MAX,
-        .is_fresh = is_whole && upload->place.must_be_new,
-        .stop = &upload->stop,
-        .done = finish_part,
-        .context = slot};
+    slot->request =
+        (net_request){.method = "PUT",
+                      .url = slot->url,
+                      .name = upload->name,
+                      .store = upload->store,
+                      .body = slot->memory,
+                      .body_bytes = size,
+                      .body_hash = fsti_upload_hash(slot->url, slot->memory, size, slot->hash),
+                      .lines = is_whole ? upload->place.lines : fsti_upload_part_lines,
+                      .text_bytes_max = ANSWER_BYTES_MAX,
+                      .is_fresh = is_whole && upload->place.seen.kind != FSTI_SEEN_ANY,
+                      .stop = &upload->stop,
+                      .done = finish_part,
+                      .context = slot};
     fsti_request_begin(&slot->request);
     return FST_OK;
 }
@@ -363,8 +378,35 @@ static void end_parts(fsti_upload *upload) {
     pthread_mutex_unlock(&upload->lock);
 }
 
-/// One request for all of it. *elsewhere: the bucket is in another region.
-static fst_status try_whole(fsti_upload *upload, bool *elsewhere, fst_error *error) {
+/// Whether a store that knows no conditions is to be asked without.
+static bool drop_condition(upload_place *place, uint32_t status) {
+    bool has_one = place->seen.kind != FSTI_SEEN_ANY && !place->must_be_new;
+    if (!has_one || status != STATUS_NOT_IMPLEMENTED) return false;
+    place->seen.kind = FSTI_SEEN_ANY;
+    fsti_upload_write_lines(place);
+    return true;
+}
+
+/// Of a store's refusal: what is there is not what was seen.
+static fst_status tell_change(const fsti_upload *upload, fst_status status, fst_error *error) {
+    const upload_place *place = &upload->place;
+    if (place->must_be_new || place->seen.kind == FSTI_SEEN_ANY) return status;
+    bool is_gone =
+        place->seen.kind == FSTI_SEEN_THIS && status == FST_E_NOT_FOUND && place->part_count == 1;
+    if (error->os_errno != EEXIST && !is_gone) return status;
+    char answer[TOLD_BYTES_MAX];
+    const char *told = strrchr(error->message, '(');
+    snprintf(answer, sizeof answer, "%s", told == NULL ? "" : told);
+    error->os_errno = 0;
+    fsti_error_place where = FSTI_NOWHERE;
+    where.file = upload->name;
+    return fsti_error_set(error, FST_E_FILE_CHANGED, where,
+                          "another save has put something there since this one began %s", answer);
+}
+
+/// One request for all of it. *again: it is worth another one, in another region, or without a
+/// condition.
+static fst_status try_whole(fsti_upload *upload, bool *again, fst_error *error) {
     upload_slot *slot = &upload->slots[0];
     pthread_mutex_lock(&upload->lock);
     fst_status status = use_slot(upload, slot, 0, error); // of an object of no bytes there is none
@@ -375,28 +417,29 @@ static fst_status try_whole(fsti_upload *upload, bool *elsewhere, fst_error *err
     fst_error cause = {0};
     status = fsti_upload_drain(upload, &cause);
     if (status != FST_OK) end_parts(upload); // then it is known what has come of it
-    *elsewhere = status != FST_OK && fsti_store_move(upload->store, upload->region);
+    *again = status != FST_OK && (fsti_store_move(upload->store, upload->region) ||
+                                  drop_condition(&upload->place, upload->refusal));
     // What is there already may be this one, by a try whose answer was lost.
     bool may_be_it = cause.os_errno == EEXIST && upload->counts.requests > 1;
-    if (may_be_it &&
-        fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes)) {
-        upload->is_committed = 1;
-        return FST_OK;
-    }
+    if (may_be_it)
+        upload->is_committed =
+            fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes);
+    if (upload->is_committed == 1) return FST_OK;
+    if (status != FST_OK) status = tell_change(upload, status, &cause);
     if (status != FST_OK && error != NULL) *error = cause;
     return status;
 }
 
 static fst_status send_whole(fsti_upload *upload, fst_error *error) {
-    bool elsewhere = false;
-    fst_status status = try_whole(upload, &elsewhere, error);
-    if (!elsewhere) return status;
+    bool again = false;
+    fst_status status = try_whole(upload, &again, error);
+    if (!again) return status;
     pthread_mutex_lock(&upload->lock);
     upload->status = FST_OK;
     atomic_store(&upload->stop, false);
     pthread_mutex_unlock(&upload->lock);
     FST_TRY(move_upload(upload, error));
-    return try_whole(upload, &elsewhere, error);
+    return try_whole(upload, &again, error);
 }
 
 fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
@@ -406,7 +449,12 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
     if (upload->place.part_count == 1) {
         status = send_whole(upload, error);
     } else {
-        status = fsti_upload_join(&upload->place, &is_unknown, error);
+        fst_error cause = {0};
+        status = fsti_upload_join(&upload->place, &is_unknown, &cause);
+        if (status != FST_OK && drop_condition(&upload->place, upload->place.refusal))
+            status = fsti_upload_join(&upload->place, &is_unknown, &cause);
+        if (status != FST_OK) status = tell_change(upload, status, &cause);
+        if (status != FST_OK && error != NULL) *error = cause;
         upload->is_committed = status == FST_OK ? 1 : is_unknown ? -1 : 0;
     }
     if (status != FST_OK && upload->is_committed < 0 && error != NULL) {
@@ -418,6 +466,8 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
 }
 
 int fsti_upload_is_committed(const fsti_upload *upload) { return upload->is_committed; }
+
+const fsti_seen *fsti_upload_mark(const fsti_upload *upload) { return &upload->place.put; }
 
 void fsti_upload_stop(fsti_upload *upload) {
     atomic_store(&upload->place.is_cancelled, true);
@@ -460,39 +510,4 @@ void fsti_upload_close(fsti_upload *upload) {
     fsti_free(upload->name);
     fsti_free(upload->given);
     fsti_free(upload);
-}
-
-// ---- removal ----
-
-/// *elsewhere: the bucket is in another region, which the store is of from now on.
-static fst_status try_removal(net_store *store, const char *url, bool *elsewhere,
-                              fst_error *error) {
-    char *address = NULL, name[NAME_BYTES_MAX];
-    FST_TRY(fsti_store_address(store, url, &address, error));
-    fsti_url_tell(url, name, sizeof name);
-    net_request request = {.method = "DELETE",
-                           .url = address,
-                           .name = name,
-                           .store = store,
-                           .text_bytes_max = ANSWER_BYTES_MAX};
-    fsti_request_run(&request);
-    fsti_free(request.text);
-    fsti_free(address);
-    fst_status status = request.status == FST_E_NOT_FOUND ? FST_OK : request.status;
-    *elsewhere = status != FST_OK && fsti_store_move(store, request.answer.region);
-    if (status != FST_OK && error != NULL) *error = request.error;
-    return status;
-}
-
-fst_status fsti_net_remove(const char *url, fst_error *error) {
-    const curl_library *curl;
-    net_store *store = NULL;
-    bool elsewhere = false;
-    FST_TRY(fsti_curl_open(&curl, error));
-    FST_TRY(fsti_store_open(url, &store, error));
-    fst_status status = check_place(store, url, error);
-    if (status == FST_OK) status = try_removal(store, url, &elsewhere, error);
-    if (elsewhere) status = try_removal(store, url, &elsewhere, error);
-    fsti_store_unref(store);
-    return status;
 }

@@ -96,7 +96,7 @@ static beginning *make_beginning(const upload_place *place) {
                                    .store = begun->store,
                                    .body = "",
                                    .body_hash = fsti_upload_hash(begun->asked, "", 0, begun->hash),
-                                   .lines = fsti_upload_lines(place, UPLOAD_PART),
+                                   .lines = fsti_upload_part_lines,
                                    .text_bytes_max = ANSWER_BYTES_MAX,
                                    .done = finish_beginning,
                                    .context = begun};

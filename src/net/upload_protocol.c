@@ -20,17 +20,16 @@ static bool is_azure(const net_store *store) { return store->kind == NET_STORE_A
 
 #define TYPE "Content-Type: application/octet-stream"
 
-const char *const *fsti_upload_lines(const upload_place *place, upload_step step) {
-    static const char *const plain[] = {TYPE, NULL};
-    static const char *const fresh[] = {TYPE, "If-None-Match: *", NULL};
-    static const char *const google[] = {TYPE, "x-goog-if-generation-match: 0", NULL};
-    static const char *const blob[] = {TYPE, "x-ms-blob-type: BlockBlob", NULL};
-    static const char *const fresh_blob[] = {TYPE, "x-ms-blob-type: BlockBlob", "If-None-Match: *",
-                                             NULL};
-    bool is_blob = is_azure(place->store) && step == UPLOAD_WHOLE;
-    if (step == UPLOAD_PART || !place->must_be_new) return is_blob ? blob : plain;
-    if (is_blob) return fresh_blob;
-    return place->store->kind == NET_STORE_GCS ? google : fresh;
+const char *const fsti_upload_part_lines[] = {TYPE, NULL};
+
+void fsti_upload_write_lines(upload_place *place) {
+    size_t count = 0;
+    memset(place->lines, 0, sizeof place->lines);
+    place->lines[count++] = TYPE;
+    if (is_azure(place->store) && place->part_count == 1)
+        place->lines[count++] = "x-ms-blob-type: BlockBlob";
+    if (fsti_seen_line(place->store->kind, &place->seen, place->condition, sizeof place->condition))
+        place->lines[count] = place->condition;
 }
 
 char *fsti_upload_query(const char *url, const char *query) {
@@ -54,7 +53,7 @@ const char *fsti_upload_hash(const char *url, const char *body, size_t size, cha
 
 typedef struct small_call {
     const char *method, *query, *body;
-    upload_step step;
+    const char *const *lines;
     uint32_t patience_ms, bound_ms; ///< as of requests
 } small_call;
 
@@ -72,7 +71,7 @@ static fst_status ask(upload_place *place, const small_call *call, net_request *
                              .body = call->body,
                              .body_bytes = size,
                              .body_hash = fsti_upload_hash(url, call->body, size, hex),
-                             .lines = fsti_upload_lines(place, call->step),
+                             .lines = call->lines == NULL ? fsti_upload_part_lines : call->lines,
                              .patience_ms = call->patience_ms,
                              .text_bytes_max = ANSWER_BYTES_MAX,
                              .bound_ms = call->bound_ms,
@@ -184,11 +183,12 @@ static bool is_there(upload_place *place) {
     fsti_net_count(&place->counts, &request.counts);
     fsti_free(request.text);
     int64_t made_s = fsti_answer_date(request.answer.modified);
+    fsti_seen_read(place->store->kind, &request.answer, &place->put);
     return request.status == FST_OK && request.answer.length_bytes == place->size_bytes &&
            place->begun_s >= 0 && made_s >= place->begun_s;
 }
 
-bool fsti_upload_is_same(upload_place *place, const char *bytes, size_t size) {
+int fsti_upload_is_same(upload_place *place, const char *bytes, size_t size) {
     net_request request = {.url = place->url,
                            .name = place->name,
                            .store = place->store,
@@ -196,10 +196,23 @@ bool fsti_upload_is_same(upload_place *place, const char *bytes, size_t size) {
                            .watch = place->watch};
     fsti_request_run(&request);
     fsti_net_count(&place->counts, &request.counts);
-    bool is_same = request.status == FST_OK && request.text != NULL && request.text_bytes == size &&
-                   memcmp(request.text, bytes, size) == 0;
+    bool is_same = request.status == FST_OK && request.text_bytes == size &&
+                   (size == 0 || (request.text != NULL && memcmp(request.text, bytes, size) == 0));
+    bool is_told = request.status == FST_OK || request.status == FST_E_NOT_FOUND ||
+                   request.answer.status == 200; // and longer
     fsti_free(request.text);
-    return is_same;
+    if (is_same) fsti_seen_read(place->store->kind, &request.answer, &place->put);
+    return is_same ? 1 : is_told ? 0 : -1;
+}
+
+/// Of S3 in the body, of others in the head.
+static void read_mark(upload_place *place, const net_request *request) {
+    net_answer answer = request->answer;
+    char etag[sizeof answer.etag];
+    size_t size = request->text == NULL ? 0 : request->text_bytes;
+    if (size > 0 && fsti_xml_find(request->text, size, "ETag", etag, sizeof etag))
+        memcpy(answer.etag, etag, sizeof etag);
+    fsti_seen_read(place->store->kind, &answer, &place->put);
 }
 
 fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error) {
@@ -212,16 +225,19 @@ fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error
     const small_call call = {.method = is_azure(place->store) ? "PUT" : "POST",
                              .query = is_azure(place->store) ? "comp=blocklist" : query,
                              .body = list,
-                             .step = UPLOAD_JOIN,
+                             .lines = place->lines,
                              .patience_ms = JOIN_PATIENCE_MS};
     fst_status status = ask(place, &call, &request, error);
+    place->refusal = request.answer.status;
     if (status == FST_OK) {
         status = read_result(place, &request, error);
+        read_mark(place, &request);
         fsti_free(request.text);
     } else if (status == FST_E_NOT_FOUND && is_there(place)) {
         status = FST_OK;
     } else {
-        *unknown = status != FST_E_PERMISSION && status != FST_E_NO_MEMORY;
+        bool is_refused = place->refusal == 412 && request.counts.requests == 1;
+        *unknown = status != FST_E_PERMISSION && status != FST_E_NO_MEMORY && !is_refused;
     }
     fsti_free(list);
     return status;

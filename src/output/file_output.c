@@ -222,7 +222,7 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
     fst_status status = copy_target(target, &output->target, error);
     if (status == FST_OK)
         status = target->is_object ? fsti_upload_open(target->path, size_bytes, target->watch,
-                                                      &output->upload, error)
+                                                      target->seen, &output->upload, error)
                                    : make_file(output, error);
     if (status != FST_OK) {
         fsti_output_close(output);

@@ -8,6 +8,16 @@ bool fsti_output_is_object(const fsti_output *output) { return output->upload !=
 
 bool fsti_output_had_object(const fsti_output *output) { return output->target.had_object; }
 
+const fsti_seen *fsti_output_mark(const fsti_output *output) {
+    return fsti_upload_mark(output->upload);
+}
+
+fst_status fsti_output_displace(fsti_output *output, fst_error *error) {
+    const char *path = output->target.path;
+    return output->upload == NULL ? fsti_path_remove(path, error)
+                                  : fsti_net_remove(path, fsti_output_mark(output), error);
+}
+
 void fsti_output_stop(fsti_output *output) {
     if (output->upload != NULL) fsti_upload_stop(output->upload);
 }

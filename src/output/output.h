@@ -22,6 +22,7 @@ typedef struct fsti_target {
     bool is_object;   ///< the path is an address of a store, and no file
     bool had_object;  ///< of a set: there was one
     const struct fsti_net_watch *watch; ///< of an object: asked while its store is waited for
+    const struct fsti_seen *seen;       ///< of an object: all that it may replace; NULL: anything
 } fsti_target;
 
 /// `follow`: symbolic links lead on; else a link is what will be replaced, and nothing is kept of
@@ -56,6 +57,8 @@ int fsti_output_descriptor(const fsti_output *output);
 /// Whether it is to be an object, and of one, whether that will replace another.
 bool fsti_output_is_object(const fsti_output *output);
 bool fsti_output_had_object(const fsti_output *output);
+/// Of an object that is in place: the mark that its store has given it.
+const struct fsti_seen *fsti_output_mark(const fsti_output *output);
 /// Of an object: has what is sent end soon, with FST_E_CANCELLED. From any thread.
 void fsti_output_stop(fsti_output *output);
 /// Of an object: how it was sent, in words; else nothing.
@@ -119,6 +122,8 @@ fst_status fsti_output_unname(fsti_output *output, fst_error *error);
 /// Puts the output at its path, in place of what is there, in one step. With `keep_hidden` the
 /// hidden name stays as well; where the file system has no hard links, a copy goes to the path.
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
+/// Takes away what lies at its path; of an object, as long as that is the output.
+fst_status fsti_output_displace(fsti_output *output, fst_error *error);
 /// Whether the output is what lies at its path: 1, 0, or -1 where that can't be told.
 int fsti_output_is_placed(const fsti_output *output);
 

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "net/net.h"
+
 /// A set of 99,999 files takes four steps a file.
 #define STEP_COUNT_MAX ((size_t)1 << 20)
 
@@ -20,6 +22,7 @@ static const char *const step_names[] = {
     [STEP_SYNC] = "names made to last",
     [STEP_REMOVE] = "a file of an earlier save removed",
     [STEP_REMOVE_LAST] = "the index of an earlier save removed",
+    [STEP_CHECK] = "what is there looked at",
 };
 
 static journal_step *add_step(save_journal *journal, step_kind kind) {
@@ -44,6 +47,21 @@ fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const ch
     journal_step *step = add_step(journal, kind);
     if (step != NULL) step->path = fsti_string_copy(path, strlen(path));
     if (step == NULL || step->path == NULL) return fsti_error_memory(error, strlen(path));
+    return FST_OK;
+}
+
+fst_status fsti_journal_add_removal(save_journal *journal, const char *path, const fsti_seen *seen,
+                                    fst_error *error) {
+    FST_TRY(fsti_journal_add_path(journal, STEP_REMOVE, path, error));
+    journal->steps[journal->count - 1].seen = seen;
+    return FST_OK;
+}
+
+fst_status fsti_journal_add_check(save_journal *journal, journal_check check, void *context,
+                                  fst_error *error) {
+    FST_TRY(fsti_journal_add_path(journal, STEP_CHECK, "", error));
+    journal->steps[journal->count - 1].check = check;
+    journal->steps[journal->count - 1].context = context;
     return FST_OK;
 }
 
@@ -73,6 +91,12 @@ static fst_status place(journal_step *step, bool may_come_back, fst_error *error
     return fsti_output_place(step->output, false, error);
 }
 
+static fst_status take_away(const journal_step *step, fst_error *error) {
+    if (step->output != NULL) return fsti_output_displace(step->output, error);
+    return step->seen != NULL ? fsti_net_remove(step->path, step->seen, error)
+                              : fsti_path_remove(step->path, error);
+}
+
 static fst_status take_step(save_journal *journal, size_t index, fst_error *error) {
     journal_step *step = &journal->steps[index];
     switch (step->kind) {
@@ -83,7 +107,8 @@ static fst_status take_step(save_journal *journal, size_t index, fst_error *erro
     case STEP_UNNAME: return fsti_output_unname(step->output, error);
     case STEP_SYNC: return sync_names(journal, step->path, error);
     case STEP_REMOVE:
-    case STEP_REMOVE_LAST: return fsti_path_remove(step->path, error);
+    case STEP_REMOVE_LAST: return take_away(step, error);
+    case STEP_CHECK: return step->check(step->context, error);
     }
     return FST_OK;
 }
@@ -114,7 +139,7 @@ static fst_status undo_place(journal_step *step, fst_error *error) {
         forget_kept(step);
         return FST_OK;
     }
-    if (!step->had_old) return fsti_path_remove(path, error);
+    if (!step->had_old) return fsti_output_displace(step->output, error);
     // An object that a store has not said to have taken may be the new one, or the old one still.
     fsti_error_place where = FSTI_NOWHERE;
     where.file = path;

@@ -11,23 +11,29 @@
 #include "output/output.h"
 
 typedef enum step_kind {
-    STEP_ASIDE,      ///< take a file away that will be untrue; undone by bringing it back
-    STEP_NAME,       ///< give a new file its hidden name
-    STEP_PLACE,      ///< put a new file at its path; undone by what was there before
-    STEP_PLACE_COPY, ///< the same, and the hidden name stays
-    STEP_UNNAME,     ///< remove the hidden name
-    STEP_SYNC,       ///< make the names in a folder last
-    STEP_REMOVE,     ///< remove a file of an earlier save
-    STEP_REMOVE_LAST ///< the same, unless something was left to tidy up: what that is, it hides
+    STEP_ASIDE,       ///< take a file away that will be untrue; undone by bringing it back
+    STEP_NAME,        ///< give a new file its hidden name
+    STEP_PLACE,       ///< put a new file at its path; undone by what was there before
+    STEP_PLACE_COPY,  ///< the same, and the hidden name stays
+    STEP_UNNAME,      ///< remove the hidden name
+    STEP_SYNC,        ///< make the names in a folder last
+    STEP_REMOVE,      ///< remove a file of an earlier save
+    STEP_REMOVE_LAST, ///< the same, unless something was left to tidy up: what that is, it hides
+    STEP_CHECK        ///< look whether it still makes sense to go on
 } step_kind;
+
+typedef fst_status (*journal_check)(void *context, fst_error *error);
 
 typedef struct journal_step {
     step_kind kind;
-    fsti_output *output; ///< of those that are about new files
-    char *path;          ///< of the others
-    char *kept;          ///< a hidden name of what was replaced or taken away
-    int kept_lock;       ///< a descriptor that says whose it is, or -1
-    bool had_old;        ///< something was replaced
+    fsti_output *output;          ///< of those that are about new files
+    char *path;                   ///< of the others
+    const struct fsti_seen *seen; ///< of a removal: what is removed; NULL: whatever is there
+    journal_check check;
+    void *context; ///< of the check
+    char *kept;    ///< a hidden name of what was replaced or taken away
+    int kept_lock; ///< a descriptor that says whose it is, or -1
+    bool had_old;  ///< something was replaced
     bool is_done;
 } journal_step;
 
@@ -46,6 +52,11 @@ fst_status fsti_journal_add(save_journal *journal, step_kind kind, fsti_output *
                             fst_error *error);
 fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const char *path,
                                  fst_error *error);
+/// The same for an object, which is removed as long as it is what was seen. It stays the caller's.
+fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
+                                    const struct fsti_seen *seen, fst_error *error);
+fst_status fsti_journal_add_check(save_journal *journal, journal_check check, void *context,
+                                  fst_error *error);
 /// What was added so far is undone when it fails; what follows is not.
 void fsti_journal_turn(save_journal *journal);
 

@@ -87,6 +87,11 @@ static fst_status look_at_keys(fst_writer *writer, fst_error *error) {
     return status;
 }
 
+static bool is_single(const fst_writer *writer, const char *member) {
+    const char *name = fsti_path_name(member);
+    return fsti_save_is_single(name, strlen(name), writer->stem);
+}
+
 /// Whether what is there is what this save makes, too: one file of a name.
 static bool is_own(const fst_writer *writer, const char *member) {
     return writer->file_count == 1 && strcmp(member, writer->published[0]) == 0;
@@ -102,16 +107,40 @@ static fst_status choose_names(fst_writer *writer, fst_error *error) {
     return fsti_writer_name_files(writer, writer->folder, error);
 }
 
+/// What is replaced later has to be what is there now: another save may end meanwhile.
+static fst_status look_closer(fst_writer *writer, fst_error *error) {
+    remote_scene *scene = &writer->scene;
+    const char *index = writer->published[writer->file_count];
+    scene->index = (fsti_seen){.kind = FSTI_SEEN_NOTHING};
+    if (scene->has_index) FST_TRY(fsti_net_look(index, &writer->watch, &scene->index, error));
+    // Of all files that may be removed another save may put its own at this one's address alone.
+    for (size_t i = 0; i < scene->count; i++)
+        if (is_single(writer, scene->members[i]))
+            FST_TRY(fsti_net_look(scene->members[i], &writer->watch, &scene->single, error));
+    return FST_OK;
+}
+
+static void demand_what_was_seen(fst_writer *writer, uint32_t file) {
+    static const fsti_seen nothing = {.kind = FSTI_SEEN_NOTHING};
+    bool is_index = file == writer->file_count;
+    if (is_index) writer->index_target.seen = &writer->scene.index;
+    // Another set's first files would get the same names.
+    bool has_usual_name = writer->file_count > 1 && writer->tag[0] == '\0';
+    if (!is_index && has_usual_name) writer->files[file].target.seen = &nothing;
+}
+
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
     bool is_set = writer->folder != NULL;
     writer->watch = (fsti_net_watch){fsti_writer_report, writer};
     if (is_set) FST_TRY(look_at_keys(writer, error));
+    if (is_set) FST_TRY(look_closer(writer, error));
     if (is_set) FST_TRY(choose_names(writer, error));
     for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
         bool is_index = f == writer->file_count;
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
         FST_TRY(fsti_target_object(writer->published[f], target, error));
         target->watch = &writer->watch;
+        if (is_set) demand_what_was_seen(writer, f);
         // Of a single object nobody looks whether there is one.
         target->had_object = is_index ? writer->scene.has_index : !is_set;
     }
@@ -141,20 +170,100 @@ static fst_status add_files(fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
+static fst_status tell_another(const fst_writer *writer, const char *what, fst_error *error) {
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = writer->folder;
+    return fsti_error_set(error, FST_E_FILE_CHANGED, place, "another save %s", what);
+}
+
+/// Files of this save that a listing names.
+typedef struct own_files {
+    const fst_writer *writer;
+    uint32_t count;
+} own_files;
+
+static fst_status count_own(void *context, const char *name, fst_error *error) {
+    own_files *own = context;
+    const fst_writer *writer = own->writer;
+    char *url = fsti_url_beside(writer->published[0], name);
+    if (url == NULL) return fsti_error_memory(error, strlen(name));
+    for (uint32_t f = 0; f < writer->file_count; f++)
+        own->count += strcmp(url, writer->published[f]) == 0;
+    fsti_free(url);
+    return FST_OK;
+}
+
+/// Before the index leads to them: a save that has ended meanwhile may have taken this one's files
+/// for left over. (Where the store keeps to its conditions the index would be refused as well.)
+static fst_status check_own(void *context, fst_error *error) {
+    fst_writer *writer = context;
+    own_files own = {writer, 0};
+    char *folder = fsti_url_beside(writer->published[0], "");
+    if (folder == NULL) return fsti_error_memory(error, strlen(writer->published[0]));
+    fst_status status = fsti_net_list(folder, &writer->watch, count_own, &own, error);
+    fsti_free(folder);
+    if (status == FST_E_PERMISSION) return FST_OK;
+    FST_TRY(status);
+    return own.count == writer->file_count ? FST_OK
+                                           : tell_another(writer,
+                                                          "has removed files of this one, which it "
+                                                          "took for left over",
+                                                          error);
+}
+
+/// Before a file comes into place that no index leads to: one would hide it.
+static fst_status check_no_index(void *context, fst_error *error) {
+    fst_writer *writer = context;
+    fsti_seen now;
+    FST_TRY(fsti_net_look(writer->index_target.path, &writer->watch, &now, error));
+    bool is_new = now.kind == FSTI_SEEN_THIS && !fsti_seen_is_same(&now, &writer->scene.index);
+    return is_new ? tell_another(writer, "has put an index there since this one began", error)
+                  : FST_OK;
+}
+
+/// Before old files go: another save's index may lead to some by now, and that one removes the
+/// others.
+static fst_status check_index(void *context, fst_error *error) {
+    fst_writer *writer = context;
+    const fsti_seen *own = fsti_output_mark(writer->final_index);
+    fsti_seen now;
+    FST_TRY(fsti_net_look(writer->index_target.path, &writer->watch, &now, error));
+    bool is_own =
+        own->kind == FSTI_SEEN_ANY || now.kind == FSTI_SEEN_ANY || fsti_seen_is_same(own, &now);
+    return is_own ? FST_OK : tell_another(writer, "has replaced this one already", error);
+}
+
+/// Only what was there when this save began: what has come since is another save's.
+static fst_status add_removals(fst_writer *writer, fst_error *error) {
+    const remote_scene *scene = &writer->scene;
+    save_journal *journal = &writer->journal;
+    if (has_stale(writer)) FST_TRY(fsti_journal_add_check(journal, check_index, writer, error));
+    for (size_t i = 0; i < scene->count; i++) {
+        const char *member = scene->members[i];
+        const fsti_seen *seen = is_single(writer, member) ? &scene->single : NULL;
+        if (!is_own(writer, member))
+            FST_TRY(fsti_journal_add_removal(journal, member, seen, error));
+    }
+    return FST_OK;
+}
+
 /// The index comes last: what leads to the files. But where none leads to old files that stay until
 /// one file has come, it comes first: who opens the folder meanwhile is told what is missing.
 fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error) {
     save_journal *journal = &writer->journal;
     fsti_output *index = writer->final_index;
     bool is_first = index != NULL && writer->file_count == 1 && !writer->scene.has_index;
+    bool is_set = writer->folder != NULL;
     if (is_first) FST_TRY(fsti_journal_add(journal, STEP_PLACE, index, error));
+    if (is_set && index == NULL)
+        FST_TRY(fsti_journal_add_check(journal, check_no_index, writer, error));
     FST_TRY(add_files(writer, error));
-    if (index != NULL && !is_first) FST_TRY(fsti_journal_add(journal, STEP_PLACE, index, error));
+    if (index != NULL && !is_first) {
+        FST_TRY(fsti_journal_add_check(journal, check_own, writer, error));
+        FST_TRY(fsti_journal_add(journal, STEP_PLACE, index, error));
+    }
     fsti_journal_turn(journal);
-    // Only what was there when this save began: what has come since is another save's.
-    for (size_t i = 0; i < writer->scene.count; i++)
-        if (!is_own(writer, writer->scene.members[i]))
-            FST_TRY(fsti_journal_add_path(journal, STEP_REMOVE, writer->scene.members[i], error));
+    FST_TRY(add_removals(writer, error));
     if (writer->file_count > 1 || index == NULL) return FST_OK;
-    return fsti_journal_add_path(journal, STEP_REMOVE_LAST, writer->index_target.path, error);
+    return fsti_journal_add(journal, STEP_REMOVE_LAST, index, error);
 }

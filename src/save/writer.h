@@ -30,9 +30,10 @@ typedef struct save_tensor {
 
 /// What a set's folder at a store holds when the save begins.
 typedef struct remote_scene {
-    bool has_index;  ///< of this stem
-    bool is_unknown; ///< it may not be listed
-    char **members;  ///< addresses of files of this stem
+    bool has_index;          ///< of this stem
+    bool is_unknown;         ///< it may not be listed
+    fsti_seen index, single; ///< what is at the places of the index and of the single file
+    char **members;          ///< addresses of files of this stem
     size_t count, capacity;
 } remote_scene;
 
