@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -13,9 +14,9 @@ import numpy
 import pytest
 from store_servers import fake_gcs, find_program, moto, nginx, seaweed
 
+from fastsafetensors import SafetensorError, remote
 from fastsafetensors import numpy as fst_numpy
-from fastsafetensors import remote
-from fastsafetensors._core import Model
+from fastsafetensors._core import Model, Writer
 
 PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_")
 Tensors = dict[str, numpy.ndarray]
@@ -60,6 +61,33 @@ def round_trips(scheme: str, tensors: Tensors) -> None:
     assert same(fst_numpy.load_file(f"{folder}/"), {"t": numpy.arange(5)})
     with pytest.raises(FileNotFoundError):
         Model(f"{folder}/none.safetensors")
+    sets(f"{scheme}://bench/sets")
+
+
+def open_set(folder: str, files: int, seed: int, kib: int = 1) -> Writer:
+    """A save of a set of files whose bytes are all the seed."""
+    value = numpy.full(kib << 10, seed, numpy.uint8)
+    rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(files)]
+    where = list(range(files))
+    return Writer(folder, rows, None, file_of=where, file_count=files, owners=[value])
+
+
+def sets(folder: str) -> None:
+    """Sets that replace sets, and two at once: the store keeps to its conditions."""
+    for seed, files in ((1, 3), (2, 2), (3, 1), (4, 3)):
+        with contextlib.closing(open_set(folder, files, seed)) as writer:
+            writer.commit()
+        loaded = fst_numpy.load_file(folder + "/")
+        assert len(loaded) == files and all((v == seed).all() for v in loaded.values())
+    for place in (folder, folder + " more"):
+        late = open_set(place, 2, 5, 10 << 10)
+        with contextlib.closing(open_set(place, 3, 6)) as writer:
+            writer.commit()
+        with pytest.raises(SafetensorError, match="another save has"):
+            late.commit()
+        late.close()
+        loaded = fst_numpy.load_file(place + "/")
+        assert len(loaded) == 3 and all((v == 6).all() for v in loaded.values())
 
 
 @needs("nginx", "nginx-light")
