@@ -53,12 +53,13 @@ typedef enum fst_cache {
     FST_CACHE_KEEP = 1,
     /// What is absent is read around the page cache where the file system can, else through it and
     /// dropped there at once; what is cached is taken from there, and stays. FST_MODE_AUTO is then
-    /// LOAD. Not with the engines that need the cache.
+    /// LOAD; pages of FST_MODE_MAP come when they are touched, and stay. Not with the engines that
+    /// need the cache.
     FST_CACHE_BYPASS = 2,
 } fst_cache;
 #define FST_CACHE_COUNT 3
 
-/// What moves the bytes in FST_MODE_LOAD.
+/// What moves the bytes in FST_MODE_LOAD; views are made by none of them.
 typedef enum fst_engine {
     FST_ENGINE_AUTO =
         0, ///< per chunk: what is cached is copied from a mapping, the rest read direct
@@ -222,7 +223,8 @@ typedef struct fst_load_stats {
     uint64_t bytes_converted;     ///< of them converted to another dtype on the way, as read
     uint64_t read_count;          ///< read operations
     uint64_t chunk_count;         ///< units of work
-    uint64_t chunks_resident;     ///< of them found in the page cache beforehand
+    uint64_t chunks_resident;     ///< of them found in the page cache beforehand, where that
+                                  ///< decides how they come: not with an engine asked for
     uint64_t buffer_bytes;        ///< memory allocated for tensors by this load
     uint64_t buffer_bytes_peak;   ///< most of it alive and not yet handed out at one time; and,
                                   ///< of compressed files, what its threads decompress with

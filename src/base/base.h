@@ -125,6 +125,8 @@ uint32_t fsti_cpu_count(void);
 uint64_t fsti_memory_available(void);
 /// The same, and no more than what the machine has left.
 uint64_t fsti_memory_left(void);
+/// All the memory that the machine has, with its swap; UINT64_MAX: nobody knows.
+uint64_t fsti_memory_machine(void);
 /// The first number behind `name` in a text file of the kernel's; false where it is not there.
 bool fsti_proc_number(const char *path, const char *name, uint64_t *out);
 /// For tests: another cgroup tree and another list of this process's groups; NULL: the real ones.

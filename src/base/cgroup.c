@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "base.h"
@@ -179,6 +180,12 @@ uint64_t fsti_memory_available(void) {
     }
     // Version 1 writes "no limit" as the largest number of pages.
     return left >= (uint64_t)1 << 62 ? UINT64_MAX : left;
+}
+
+uint64_t fsti_memory_machine(void) {
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return UINT64_MAX;
+    return ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
 }
 
 uint64_t fsti_memory_left(void) {

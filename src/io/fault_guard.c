@@ -77,17 +77,30 @@ bool fsti_io_guard_ready(void) {
            (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_bus_error;
 }
 
-bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin, uint64_t size) {
-    guarded_range range = {.begin = begin, .end = (const char *)begin + size};
-    if (sigsetjmp(range.resume, 0) != 0) {
+/// Does the work; false when a page of the range could not be had.
+static bool work_in_range(void (*work)(void *context), void *context, guarded_range *range) {
+    if (sigsetjmp(range->resume, 0) != 0) {
         current_range = NULL;
         return false;
     }
-    current_range = &range;
+    current_range = range;
     // The stores to current_range must not move across the work.
     atomic_signal_fence(memory_order_seq_cst);
     work(context);
     atomic_signal_fence(memory_order_seq_cst);
     current_range = NULL;
     return true;
+}
+
+bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin, uint64_t size) {
+    guarded_range range = {.begin = begin, .end = (const char *)begin + size};
+    sigset_t ours, before;
+    // Work may be done by a thread of the program's. Where that blocks the signal, the kernel does
+    // not ask the handler: it ends the process.
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGBUS);
+    pthread_sigmask(SIG_UNBLOCK, &ours, &before);
+    bool good = work_in_range(work, context, &range);
+    if (sigismember(&before, SIGBUS) == 1) pthread_sigmask(SIG_BLOCK, &ours, NULL);
+    return good;
 }

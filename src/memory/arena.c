@@ -149,14 +149,18 @@ void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes) {
     if (buffer != NULL) unpromise(buffer, size_bytes);
 }
 
-/// A cgroup kills the process that passes its limit: an error is better.
+/// A cgroup kills the process that passes its limit, and the system one that takes all there is: an
+/// error is better. Of the machine's memory the whole counts, not what is free now, which caches
+/// give up that the system does not tell of.
 static fst_status check_limit(uint64_t size_bytes, fst_error *error) {
-    uint64_t available = fsti_memory_available(), promised = atomic_load(&promised_bytes);
+    uint64_t left = fsti_memory_available(), whole = fsti_memory_machine();
+    uint64_t available = fsti_min(left, whole), promised = atomic_load(&promised_bytes);
     if (size_bytes <= available - fsti_min(available, promised)) return FST_OK;
     return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
                           "out of memory: %llu bytes needed and %llu promised to loads under way, "
-                          "the cgroup's limit leaves %llu",
+                          "%s %llu",
                           (unsigned long long)size_bytes, (unsigned long long)promised,
+                          left <= whole ? "the cgroup's limit leaves" : "the machine has",
                           (unsigned long long)available);
 }
 

@@ -45,9 +45,10 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
         *why = "as asked";
         return facts->cache == FST_CACHE_KEEP;
     }
-    if (facts->engine == FST_ENGINE_DIRECT || facts->engine == FST_ENGINE_URING) {
+    // Views are made by no engine.
+    if (facts->engine != FST_ENGINE_AUTO && mode == FST_MODE_LOAD) {
         *why = "by the engine that was asked for";
-        return false;
+        return facts->engine == FST_ENGINE_PREAD || facts->engine == FST_ENGINE_MMAP;
     }
     if (mode == FST_MODE_LOAD && !facts->to_device) {
         *why = "memory of one's own would hold it twice";

@@ -301,6 +301,33 @@ TEST(guard_survives_a_file_that_shrinks)
     fsti_file_unref(file);
 }
 
+TEST(guard_holds_where_a_thread_blocks_the_signal)
+{
+#ifdef __SANITIZE_THREAD__
+    SKIP("the thread sanitizer does not support jumps out of its signal handlers");
+#endif
+    fsti_file *file = open_pattern("blocked");
+    void *mapping;
+    sigset_t blocked, now;
+    static char first_bytes[FILE_BYTES]; // no mapping of the file: nothing is lost
+    CHECK(fsti_io_guard_ready());
+    CHECK_INT(fsti_file_map_private(file, false, &mapping, NULL), FST_OK);
+    CHECK_INT(truncate(fixture_path("blocked"), 4096), 0);
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGBUS);
+    CHECK_INT(pthread_sigmask(SIG_BLOCK, &blocked, NULL), 0);
+    CHECK(!fsti_io_guarded(touch_last_page, mapping, mapping, FILE_BYTES));
+    CHECK(fsti_io_guarded(touch_last_page, first_bytes, mapping, FILE_BYTES));
+    // The program's mask is its own again, after a fault and without one.
+    CHECK_INT(pthread_sigmask(SIG_UNBLOCK, &blocked, &now), 0);
+    CHECK_INT(sigismember(&now, SIGBUS), 1);
+    CHECK(fsti_io_guarded(touch_last_page, first_bytes, mapping, FILE_BYTES));
+    CHECK_INT(pthread_sigmask(SIG_BLOCK, NULL, &now), 0);
+    CHECK_INT(sigismember(&now, SIGBUS), 0);
+    fsti_io_unmap(mapping, FILE_BYTES);
+    fsti_file_unref(file);
+}
+
 static volatile sig_atomic_t foreign_signals;
 
 static void count_signal(int number) {

@@ -283,6 +283,24 @@ TEST(promised_memory_is_summed)
     fsti_cgroup_fake(NULL, NULL);
 }
 
+TEST(no_more_is_promised_than_the_machine_has)
+{
+    // The system would grant each of them, and end the process when their pages are touched.
+    enum { COUNT = 12 };
+    fsti_buffer *buffers[COUNT] = {NULL};
+    uint64_t whole = fsti_memory_machine(), granted = 0;
+    if (whole == UINT64_MAX) SKIP("the machine does not tell");
+    for (size_t i = 0; i < COUNT; i++) {
+        fst_error error;
+        fst_status status = fsti_buffer_arena(whole / 4, &buffers[i], &error);
+        if (status == FST_OK) granted += buffers[i]->size_bytes;
+        if (status != FST_OK) CHECK_CONTAINS(error.message, "out of memory");
+        if (status != FST_OK) buffers[i] = NULL;
+    }
+    for (size_t i = 0; i < COUNT; i++) fsti_buffer_unref(buffers[i]);
+    CHECK(granted <= whole);
+}
+
 static struct {
     int calls, mode;
     unsigned long first_word;

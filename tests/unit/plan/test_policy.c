@@ -41,7 +41,15 @@ TEST(kinds_of_loads)
         {{.mode = AUTO, .converts = true}, LOAD, false, "converted"},
         {{.mode = AUTO, .has_allocator = true}, LOAD, false, "allocator"},
         {{.mode = AUTO, .has_budget = true}, LOAD, false, "budget"},
-        {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, false, "engine"},
+        // An engine that was asked for does with the cache what it always does.
+        {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, true, "kept in the page cache: by"},
+        {{.mode = LOAD, .engine = FST_ENGINE_MMAP}, LOAD, true, "kept in the page cache: by"},
+        {{.mode = LOAD, .engine = FST_ENGINE_DIRECT}, LOAD, false, "around the page cache: by"},
+        // Views are made by none, whatever was asked for.
+        {{.mode = MAP, .engine = FST_ENGINE_DIRECT, .bytes = GIB, .available_bytes = 4 * GIB},
+         MAP,
+         true,
+         "it fits"},
         {{.mode = AUTO, .view_refused = true}, LOAD, false, "no view can be had"},
         // Memory of one's own is filled around the cache, unless that is asked for.
         {{.mode = LOAD, .bytes = GIB, .available_bytes = 99 * GIB}, LOAD, false, "twice"},
