@@ -89,6 +89,54 @@ def check_prose(root: pathlib.Path) -> list[str]:
             for room, rooms in BELOW.items() if said[room] != rooms | {"base"}]
 
 
+# A function that other files may call: its definition begins its line.
+DEFINITION = re.compile(r"^(?!static|typedef|#|extern)[a-z][\w \*]*?\b(fsti_\w+)\([^;{]*\{", re.M)
+TABLE = re.compile(r"^const fsti_\w+ (fsti_\w+) = \{", re.M)
+# Rooms in which no file leads back to itself by way of what it calls.
+STRAIGHT = ("io", "loader", "memory", "plan", "transfer")
+# Who reads, and who hands out what is read, know that there is a sink, not which.
+SINKLESS = ("worker.c", "schedule.c", "file_routes.c")
+SINK = re.compile(r"\bfsti_sink_(?:host|view|device)\b")
+
+
+def find_circle(calls: dict[str, set[str]]) -> list[str]:
+    """A circle of files, or nothing."""
+    done: set[str] = set()
+
+    def follow(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name):], name]
+        if name in done:
+            return []
+        for other in sorted(calls[name]):
+            circle = follow(other, [*path, name])
+            if circle:
+                return circle
+        done.add(name)
+        return []
+
+    for name in sorted(calls):
+        circle = follow(name, [])
+        if circle:
+            return circle
+    return []
+
+
+def check_straight(root: pathlib.Path, room: str) -> list[str]:
+    """A fault when files of a room call each other in a circle."""
+    texts = {path.name: path.read_text() for path in sorted((root / "src" / room).glob("*.c"))}
+    homes = {symbol: name for name, text in texts.items()
+             for symbol in DEFINITION.findall(text) + TABLE.findall(text)}
+    calls = {name: {homes[symbol] for symbol in re.findall(r"\bfsti_\w+", text)
+                    if homes.get(symbol, name) != name} for name, text in texts.items()}
+    faults = [f"{root}/src/{room}/{name}: names {SINK.findall(text)[0]}"
+              for name, text in texts.items() if name in SINKLESS and SINK.search(text)]
+    circle = find_circle(calls)
+    if circle:
+        faults.append(f"{root}/src/{room}: a circle of files: {' -> '.join(circle)}")
+    return faults
+
+
 def check_outsider(path: pathlib.Path) -> list[str]:
     """Faults of the includes of a file outside of src/: public headers and its own folder only."""
     return [
@@ -105,6 +153,8 @@ def main() -> int:
     for path in sorted((root / "src").rglob("*.[ch]")):
         count += 1
         faults += check_room_file(path, path.parent.name)
+    for room in STRAIGHT:
+        faults += check_straight(root, room)
     for folder in ("cli", "python/src", "tests/api", "examples/c", "bench", "include"):
         for path in sorted((root / folder).rglob("*.[ch]")):
             count += 1

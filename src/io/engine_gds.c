@@ -222,7 +222,7 @@ bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason,
                      size_t reason_size) {
     gds_verdict verdict;
     *is_good = false;
-    if (!recall(fsti_file_device(file), is_hip, &verdict)) return false;
+    if (!recall(file->device, is_hip, &verdict)) return false;
     snprintf(reason, reason_size, "%s", verdict.reason);
     *is_good = verdict.is_good && register_file(file, get_library(is_hip), reason, reason_size);
     return true;
@@ -230,7 +230,7 @@ bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason,
 
 bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, size_t reason_size) {
     const fsti_gds_api *api = get_library(is_hip);
-    gds_verdict verdict = {.device = fsti_file_device(file), .is_hip = is_hip};
+    gds_verdict verdict = {.device = file->device, .is_hip = is_hip};
     uint64_t size =
         fsti_align_down(fsti_min(file->size_bytes, FSTI_GDS_PROBE_BYTES), FSTI_IO_PAGE_BYTES);
     if (size == 0) {

@@ -50,7 +50,7 @@ static fst_status fill_lane(fsti_pipeline *pipeline, device_lane *lane, fst_erro
     return FST_OK;
 }
 
-fst_status fsti_device_lane_follow(fsti_pipeline *pipeline, fst_error *error) {
+static fst_status follow_stream(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     if (job->stream == 0) return FST_OK;
     FST_TRY(fsti_device_lane_begin(pipeline, error));
@@ -112,6 +112,7 @@ fst_status fsti_device_lane_open(fsti_pipeline *pipeline, fst_error *error) {
     pthread_mutex_init(&lane->lock, NULL);
     pthread_cond_init(&lane->slot_changed, NULL);
     pipeline->device_lane = lane;
+    pipeline->follow = follow_stream;
     FST_TRY(fsti_device_lane_begin(pipeline, error));
     fst_status status = fill_lane(pipeline, lane, error);
     fsti_device_lane_end(pipeline);
@@ -132,6 +133,7 @@ void fsti_device_lane_close(fsti_pipeline *pipeline) {
     pthread_cond_destroy(&lane->slot_changed);
     fsti_free(lane);
     pipeline->device_lane = NULL;
+    pipeline->follow = NULL;
 }
 
 void fsti_device_lane_wake(fsti_pipeline *pipeline) {

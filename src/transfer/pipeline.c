@@ -40,60 +40,6 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
     return true;
 }
 
-static fst_status choose_routes(fsti_pipeline *pipeline, fst_error *error) {
-    const fsti_job *job = &pipeline->job;
-    const fsti_plan *plan = job->plan;
-    // What is verified is read, so that nobody can change it between its digest and its use; and
-    // slots are filled by read calls: of a mapping every chunk's pages have to be found and given
-    // back, while other threads do the same (docs/gpu.md has the figures).
-    bool to_slots = pipeline->sink == &fsti_sink_device;
-    fsti_route_wish wish = {.engine = job->engine,
-                            .guard_allowed =
-                                job->guard_allowed && !to_slots && job->digests == NULL,
-                            .keeps_cache = job->keeps_cache,
-                            .clears_cache = job->clears_cache,
-                            .is_small = is_small(job)};
-    for (size_t i = 0; i < plan->extent_count; i++) {
-        uint32_t file = plan->extents[i].file;
-        if (pipeline->routes[file].resident != NULL) continue;
-        FST_TRY(fsti_route_choose(job->files[file], &wish, &pipeline->routes[file], error));
-    }
-    return FST_OK;
-}
-
-const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
-    return fsti_route_engine(&pipeline->routes[file], pipeline->chunks[chunk].is_resident);
-}
-
-void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_job *job = &pipeline->job;
-    const fsti_plan_chunk *range = &job->plan->chunks[chunk];
-    if (!job->clears_cache || pipeline->chunks[chunk].is_resident) return;
-    if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return;
-    fsti_file_let_go(job->files[job->plan->extents[range->extent].file], range->begin, range->end);
-}
-
-bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,
-                          int os_errno) {
-    fsti_file_route *route = &pipeline->routes[file];
-    if (route->forced != NULL) return false;
-    fsti_route next = fsti_policy_demote(failed, in_setup);
-    pthread_mutex_lock(&pipeline->lock);
-    if (atomic_load(&route->absent) < (int)next) {
-        atomic_store(&route->absent, (int)next);
-        snprintf(pipeline->demotion_reason, sizeof pipeline->demotion_reason, ", then by %s: %s",
-                 next == FSTI_ROUTE_CACHE ? "pread, as a direct read failed"
-                                          : "direct, as io_uring failed",
-                 strerror(os_errno));
-    }
-    pipeline->is_demoted = true;
-    pthread_cond_broadcast(&pipeline->work_changed);
-    pthread_mutex_unlock(&pipeline->lock);
-    return true;
-}
-
 static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     const fsti_plan *plan = pipeline->job.plan;
     fsti_thread_facts facts = {.wanted = by_caller ? 1 : pipeline->job.thread_count,
@@ -157,7 +103,8 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
     if (pipeline->routes == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
         pipeline->threads == NULL || (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
-    if (!pipeline->sink->is_view) FST_TRY(choose_routes(pipeline, error));
+    if (!pipeline->sink->is_view)
+        FST_TRY(fsti_pipeline_choose_routes(pipeline, is_small(&pipeline->job), error));
     return pipeline->sink == &fsti_sink_device ? fsti_device_lane_open(pipeline, error) : FST_OK;
 }
 
@@ -240,12 +187,6 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     }
     *out = pipeline;
     return FST_OK;
-}
-
-void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
-    fst_error error;
-    fsti_error_set(&error, FST_E_CANCELLED, FSTI_NOWHERE, "the load was cancelled");
-    fsti_pipeline_fail(pipeline, &error);
 }
 
 fst_status fsti_pipeline_check_owner(const fsti_pipeline *pipeline, fst_error *error) {

@@ -77,11 +77,14 @@ struct fsti_pipeline {
     fsti_job job;
     const fsti_sink *sink;
     device_lane *device_lane; ///< NULL: memory that the processors write to
-    pid_t owner_pid;          ///< threads and locks are not there in a fork's child
-    fsti_file_route *routes;  ///< by file; of views: none
-    atomic_bool *settled;     ///< by item: its destination is the caller's again. NULL: none can be
-    atomic_bool *reads_far;   ///< by file: absent chunks go straight to the device (or NULL)
-    char gds_reason[160];     ///< why, or why not
+    /// Of a device, or NULL: memory of the caller's has come, and copies from now on wait for what
+    /// its stream has queued by now.
+    fst_status (*follow)(fsti_pipeline *pipeline, fst_error *error);
+    pid_t owner_pid;         ///< threads and locks are not there in a fork's child
+    fsti_file_route *routes; ///< by file; of views: none
+    atomic_bool *settled;    ///< by item: its destination is the caller's again. NULL: none can be
+    atomic_bool *reads_far;  ///< by file: absent chunks go straight to the device (or NULL)
+    char gds_reason[160];    ///< why, or why not
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
@@ -118,6 +121,9 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 /// Gives memory to the batches that the budget allows now. No lock is held while memory is made:
 /// an allocator of the caller's may take its time, and may ask the loader.
 void fsti_pipeline_admit(fsti_pipeline *pipeline);
+
+/// What reads each file; `is_small`: nothing is probed for it.
+fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, bool is_small, fst_error *error);
 
 /// A route of the file's has failed, `in_setup` before it read anything: the file takes the next
 /// one from now on. False where the engine was asked for.
@@ -157,8 +163,6 @@ void fsti_device_lane_wake(fsti_pipeline *pipeline);
 /// A worker's life with the device: its context is the thread's between these.
 fst_status fsti_device_lane_begin(fsti_pipeline *pipeline, fst_error *error);
 void fsti_device_lane_end(fsti_pipeline *pipeline);
-/// Memory of the caller's has come: copies from now on wait for what its stream has queued by now.
-fst_status fsti_device_lane_follow(fsti_pipeline *pipeline, fst_error *error);
 /// A free slot for a chunk, into pipeline->chunks[chunk].slot, and its memory; *data is NULL when
 /// there is none (or, with `wait`, when the pipeline stops).
 fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool wait, char **data,

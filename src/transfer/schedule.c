@@ -16,9 +16,7 @@
 #define SAMPLE_BYTES ((uint64_t)64 << 10)
 
 /// Whether all chunks of a batch are looked at when it gets its memory.
-static bool looks_once(const fsti_pipeline *pipeline) {
-    return pipeline->sink != &fsti_sink_device;
-}
+static bool looks_once(const fsti_pipeline *pipeline) { return !pipeline->sink->looks_ahead; }
 
 /// The place of a chunk's sample; the first and the last ones lie at the ends.
 static uint64_t sample_place(const fsti_plan_chunk *chunk, uint64_t index, uint64_t length) {
@@ -97,7 +95,7 @@ static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_b
     const fsti_job *job = &pipeline->job;
     fst_status status =
         fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error);
-    if (job->device == NULL || pipeline->device_lane == NULL) return status;
+    if (job->device == NULL || pipeline->follow == NULL) return status;
     if (status == FST_E_NO_MEMORY) {
         fst_device id = fsti_device_id(job->device);
         return fsti_error_set(error, status, FSTI_NOWHERE,
@@ -107,7 +105,7 @@ static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_b
                               id.kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)id.index);
     }
     FST_TRY(status);
-    status = fsti_device_lane_follow(pipeline, error);
+    status = pipeline->follow(pipeline, error);
     if (status == FST_OK) return FST_OK;
     fsti_buffer_unref(*out);
     *out = NULL;
@@ -325,6 +323,12 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {
     pthread_cond_broadcast(&pipeline->chunk_finished);
     pthread_mutex_unlock(&pipeline->lock);
     pipeline->sink->wake(pipeline);
+}
+
+void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
+    fst_error error;
+    fsti_error_set(&error, FST_E_CANCELLED, FSTI_NOWHERE, "the load was cancelled");
+    fsti_pipeline_fail(pipeline, &error);
 }
 
 static bool item_is_done(const fsti_pipeline *pipeline, const fsti_plan_item *item) {

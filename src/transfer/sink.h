@@ -32,6 +32,8 @@ typedef struct sink_block {
 struct fsti_sink {
     bool is_view;   ///< there is no memory to be made, and chunks that are in memory are done
     bool has_slots; ///< the room of a chunk takes every read, so that workers need no slots
+    /// Chunks are looked at while others are on their way, and not all at once before any is.
+    bool looks_ahead;
     fst_status (*prepare)(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
                           worker_counts *counts, fst_error *error);
     fst_status (*place)(fsti_pipeline *pipeline, const sink_block *block, worker_counts *counts,

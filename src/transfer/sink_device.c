@@ -92,6 +92,7 @@ static void wake_lane(fsti_pipeline *pipeline) {
 
 const fsti_sink fsti_sink_device = {
     .has_slots = true,
+    .looks_ahead = true,
     .prepare = prepare_room,
     .place = place_in_slot,
     .complete = send_slot,
