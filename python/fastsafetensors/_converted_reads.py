@@ -71,6 +71,7 @@ class ConvertedReads:
         with self._lock:
             ahead = self._ahead.get(str(wanted))
             if ahead is None:
+                self._file._ahead.drop()  # of the file's own dtype, nobody will take it
                 options = {**self._file._options, "mode": "load", "dtype": wanted}
                 ahead = ReadAhead(self._file._model, options, self._threads, eager=True)
                 self._ahead[str(wanted)] = ahead

@@ -86,11 +86,21 @@ class ReadAhead:
     def begin(self) -> None:
         """Begin with the first tensors, before the program takes any. Of eager ones."""
         with self._lock:
-            if self._closed or self._runs:
+            if self._closed or self._runs or not self._eager:
                 return
             self._list_names()
             self._runs.append(_Run(-1))
             self._open(self._runs[0], 0, _EAGER_LARGEST_BYTES)
+
+    def drop(self) -> None:
+        """Let go of what is on its way: the program turned out to want little of it."""
+        with self._lock:
+            self._eager = False
+            windows = set(self._windows.values())  # loads end with who holds them last, unlocked
+            for window in windows:
+                self._drop(window)
+            self._runs.clear()
+        del windows
 
     def take(self, index: int) -> tuple[Loader, int] | None:
         """Return (load, item) of a tensor, or None where the caller has to read it."""

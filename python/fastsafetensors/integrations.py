@@ -55,7 +55,7 @@ class _State:
         self.depth = 0
         self.threads = 0
         self.mode: str | None = None
-        self.converts = False
+        self.converts = True
         self.settings: list[tuple[int, str | None, bool]] = []  # of those who are on
         self.reads = 0  # files opened or loaded by this package while switched on
         self.warned = False
@@ -96,9 +96,8 @@ def _try(ours: Callable[[], Any], original: Callable[[], Any]) -> Any:
 
 
 def _is_called_by_transformers() -> bool:
-    """Tell whether transformers asks: it gives what it gets a device and a dtype at once."""
-    caller = sys._getframe(2).f_globals.get("__name__", "")
-    return bool(caller.partition(".")[0] == "transformers")
+    """Tell whether transformers 5 asks: it gives what it gets a device and a dtype at once."""
+    return bool(sys._getframe(2).f_globals.get("__name__") == "transformers.core_model_loading")
 
 
 def _is_a_rank() -> bool:
@@ -187,7 +186,7 @@ class _File:
         """
         other = _state.begun() if _state.begun is not None else None
         is_alone = other is None or other._closed
-        if is_alone and not _state.converts and self._ours._device == "cpu" and not _is_a_rank():
+        if is_alone and self._ours._device == "cpu" and not _is_a_rank():
             _state.begun = weakref.ref(self)
             with contextlib.suppress(Exception):  # what fails here fails again when it is taken
                 self._ours._ahead.begin()
@@ -383,7 +382,7 @@ class Acceleration(contextlib.ContextDecorator):
     """
 
     def __init__(
-        self, threads: int = 0, mode: str | None = None, converts: bool = False
+        self, threads: int = 0, mode: str | None = None, converts: bool = True
     ) -> None:
         """Keep the settings; see accelerate_from_pretrained()."""
         if threads < 0:
@@ -414,7 +413,7 @@ class Acceleration(contextlib.ContextDecorator):
             # Of several threads the one that began last need not be the first to end.
             at = len(_state.settings) - 1 - _state.settings[::-1].index(self._settings)
             del _state.settings[at]
-            left = _state.settings[-1] if _state.settings else (0, None, False)
+            left = _state.settings[-1] if _state.settings else (0, None, True)
             _state.threads, _state.mode, _state.converts = left
             _state.depth -= 1
             if not _state.depth:
@@ -437,7 +436,7 @@ class Acceleration(contextlib.ContextDecorator):
 
 
 def accelerate_from_pretrained(
-    threads: int = 0, mode: str | None = None, converts: bool = False
+    threads: int = 0, mode: str | None = None, converts: bool = True
 ) -> Acceleration:
     """Let libraries read safetensors files through this package while it is on.
 
@@ -447,8 +446,8 @@ def accelerate_from_pretrained(
         threads: of a load; 0: as many as the process may use.
         mode: "map" and "auto" for views of the file, "load" for memory of the tensors' own.
         converts: where transformers 5 wants floats of another dtype than the file's, on the CPU,
-            they are converted by the load: about a third less memory at the peak. Faster where the
-            system has memory at hand; where a host must find it first it may gain nothing.
+            they are converted by the load: about a third less memory at the peak, and faster. In
+            memory that a host must find first it may gain no time. False: left to torch.
 
     Returns:
         The switch: a context manager and a decorator, with enable() and disable().

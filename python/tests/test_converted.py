@@ -75,6 +75,24 @@ def test_what_comes_is_what_torch_would_make_of_it(path, library, loads, wanted)
         assert LazyTensor in scope["seen"]
 
 
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_what_was_begun_in_another_dtype_is_let_go(path, library, loads, wanted):
+    """Reading begins when slices have been collected; the first tensor tells the dtype of all."""
+    file, tensors = path
+    scope = library("transformers.core_model_loading")
+    with accelerate_from_pretrained(), safetensors.safe_open(file, "pt") as f:
+        slices = {name: f.get_slice(name) for name in tensors}
+        assert loads == [(42, None)]
+        for name, part in slices.items():
+            dtype = wanted if tensors[name].is_floating_point() else None
+            found = scope["materialize"](part, "cpu", dtype)
+            assert type(found) is torch.Tensor
+            assert torch.equal(found, tensors[name].to(dtype))
+            if wanted is torch.float32:
+                assert not f._ours._ahead._windows
+    assert loads[1:] == ([(40, "F32"), (1, "F32")] if wanted is torch.float32 else [])
+
+
 def test_several_dtypes_and_other_uses(path, library):
     file, tensors = path
     scope = library("transformers.core_model_loading")
@@ -88,7 +106,8 @@ def test_several_dtypes_and_other_uses(path, library):
         assert scope["materialize"](f.get_slice("w04"), "meta").is_meta
 
 
-@pytest.mark.parametrize("converts, module", [(False, "transformers.x"), (True, "diffusers.x")])
+@pytest.mark.parametrize("converts, module", [(False, "transformers.x"), (True, "diffusers.x"),
+                                              (True, "transformers.modeling_utils")])
 def test_others_get_tensors(path, library, converts, module):
     file, tensors = path
     scope = library(module)

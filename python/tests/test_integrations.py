@@ -73,6 +73,26 @@ def test_transformers(llama, torch, dtype, mode):
         next(model.parameters()).zero_()
 
 
+@pytest.mark.parametrize("wish", [{}, {"dtype": "auto"}, {"dtype": "float64"},
+                                  {"dtype": "float16", "device_map": "cpu"},
+                                  {"dtype": "float32", "device_map": "auto"}])
+def test_whatever_is_wished_parameters_are_plain(llama, torch, wish):
+    """Promises end where transformers makes parameters of them: nothing was left to safetensors."""
+    import transformers
+
+    named = wish.get("dtype", "auto")
+    wish = {**wish, "dtype": getattr(torch, named, named)} if wish else wish
+    expected = transformers.LlamaForCausalLM.from_pretrained(llama, **wish)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with accelerate_from_pretrained():
+            model = transformers.LlamaForCausalLM.from_pretrained(llama, **wish)
+    for name, own in expected.named_parameters():
+        found = model.get_parameter(name)
+        assert type(found) is torch.nn.Parameter and type(found.data) is torch.Tensor
+        assert same_bits(torch, found.data, own.data)
+
+
 def test_device_map(llama, torch):
     import transformers
 
