@@ -149,6 +149,12 @@ typedef struct fsti_upload fsti_upload;
 /// Stores that know no conditions are not asked for them.
 fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net_watch *watch,
                             const fsti_seen *seen, fsti_upload **out, fst_error *error);
+/// Is given every byte of the object once, part by part (a part begins at a multiple of 1 MiB), in
+/// no order, from threads that write. An error is that write's.
+typedef fst_status (*fsti_part_taker)(void *context, uint64_t offset, const void *data,
+                                      uint64_t size_bytes, fst_error *error);
+/// Before the first write.
+void fsti_upload_give_parts(fsti_upload *upload, fsti_part_taker taker, void *context);
 /// Brings bytes [offset, offset + size) of it, each once, from any thread: in their order, or all
 /// over a few parts at a time. Waits while the parts that are under way take all memory.
 fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size, uint64_t offset,
@@ -169,6 +175,15 @@ void fsti_upload_describe(fsti_upload *upload, char *text, size_t size);
 /// the upload was cancelled. NULL is allowed.
 void fsti_upload_close(fsti_upload *upload);
 
+/// A small object.
+typedef struct fsti_fetched {
+    char *text; ///< from fsti_alloc, ended by a NUL; NULL: there is none, or it may not be read
+    size_t size;
+    fsti_seen seen;
+} fsti_fetched;
+/// All of an object of at most `most` bytes.
+fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t most,
+                          fsti_fetched *out, fst_error *error);
 /// Removes an object; one that is not there is fine. `seen` (NULL: any): what has come instead of
 /// that stays, which is fine, too.
 fst_status fsti_net_remove(const char *url, const fsti_seen *seen, fst_error *error);

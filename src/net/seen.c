@@ -43,9 +43,10 @@ typedef struct small_request {
     const char *method, *url;
     const fsti_seen *seen; ///< NULL: any
     const fsti_net_watch *watch;
+    size_t text_bytes_max; ///< 0: the answer's text is not wanted, else it is the caller's
 } small_request;
 
-/// *again: it is worth another one. request->text is freed.
+/// *again: it is worth another one.
 static fst_status try_once(net_store *store, const small_request *small, net_request *request,
                            bool *again, fst_error *error) {
     char *address = NULL, name[NAME_BYTES_MAX], condition[sizeof(fsti_seen) + 32];
@@ -59,11 +60,15 @@ static fst_status try_once(net_store *store, const small_request *small, net_req
                              .name = name,
                              .store = store,
                              .lines = has_line ? lines : NULL,
-                             .text_bytes_max = ANSWER_BYTES_MAX,
+                             .text_bytes_max = fsti_max(ANSWER_BYTES_MAX, small->text_bytes_max),
                              .watch = small->watch};
     fsti_request_run(request);
-    fsti_free(request->text);
     fsti_free(address);
+    bool is_wanted = small->text_bytes_max > 0 && request->status == FST_OK;
+    if (!is_wanted) {
+        fsti_free(request->text);
+        request->text = NULL;
+    }
     *again = request->status != FST_OK && fsti_store_move(store, request->answer.region);
     if (request->status != FST_OK && error != NULL) *error = request->error;
     return request->status;
@@ -78,7 +83,7 @@ static fst_status run_small(net_store *store, const small_request *small, net_re
 
 static fst_status look(net_store *store, const char *url, const fsti_net_watch *watch,
                        fsti_seen *out, fst_error *error) {
-    const small_request small = {"HEAD", url, NULL, watch};
+    const small_request small = {.method = "HEAD", .url = url, .watch = watch};
     net_request request = {0};
     fst_error cause = {0};
     *out = (fsti_seen){.kind = FSTI_SEEN_ANY};
@@ -109,6 +114,29 @@ fst_status fsti_net_look(const char *url, const fsti_net_watch *watch, fsti_seen
     return status;
 }
 
+static fst_status fetch(net_store *store, const small_request *small, fsti_fetched *out,
+                        fst_error *error) {
+    net_request request = {0};
+    fst_error cause = {0};
+    fst_status status = run_small(store, small, &request, &cause);
+    *out = (fsti_fetched){.text = request.text, .size = request.text_bytes};
+    if (status == FST_OK) fsti_seen_read(store->kind, &request.answer, &out->seen);
+    if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION) return FST_OK;
+    if (error != NULL) *error = cause;
+    return status;
+}
+
+fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t most,
+                          fsti_fetched *out, fst_error *error) {
+    net_store *store = NULL;
+    const small_request small = {.url = url, .watch = watch, .text_bytes_max = most};
+    *out = (fsti_fetched){.text = NULL};
+    FST_TRY(open_store(url, &store, error));
+    fst_status status = fetch(store, &small, out, error);
+    fsti_store_unref(store);
+    return status;
+}
+
 // ---- removal ----
 
 /// Some stores don't know the condition, or pass over it: so it is looked at first as well.
@@ -121,7 +149,7 @@ static fst_status remove_seen(net_store *store, const small_request *small, fst_
     // What has come instead is another's.
     if (request.answer.status == 412 || request.answer.status == 409) return FST_OK;
     if (request.answer.status != STATUS_NOT_IMPLEMENTED) return status;
-    const small_request plain = {small->method, small->url, NULL, small->watch};
+    const small_request plain = {.method = small->method, .url = small->url};
     return run_small(store, &plain, &request, error);
 }
 
@@ -129,7 +157,7 @@ fst_status fsti_net_remove(const char *url, const fsti_seen *seen, fst_error *er
     net_store *store = NULL;
     net_request request = {0};
     fst_error cause = {0};
-    const small_request small = {"DELETE", url, seen, NULL};
+    const small_request small = {.method = "DELETE", .url = url, .seen = seen};
     bool is_seen = seen != NULL && seen->kind == FSTI_SEEN_THIS;
     FST_TRY(open_store(url, &store, error));
     fst_status status =

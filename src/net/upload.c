@@ -45,6 +45,8 @@ struct fsti_upload {
     upload_place place;
     atomic_bool stop;
     fsti_net_watch watch;
+    fsti_part_taker taker; ///< or NULL
+    void *taker_context;
     pthread_mutex_t lock; ///< for what follows
     pthread_cond_t changed;
     upload_slot slots[SLOT_COUNT_MAX];
@@ -310,6 +312,18 @@ static fst_status take_slot(fsti_upload *upload, uint32_t part, upload_slot **ou
     }
 }
 
+/// All bytes of a part are there. One that is the object is sent at the end.
+static fst_status end_part(fsti_upload *upload, upload_slot *slot, fst_error *error) {
+    if (upload->taker != NULL)
+        FST_TRY(upload->taker(upload->taker_context, slot->part * upload->part_bytes, slot->memory,
+                              part_size(upload, slot->part), error));
+    if (upload->place.part_count == 1) return FST_OK;
+    pthread_mutex_lock(&upload->lock);
+    slot->state = SLOT_SENDING;
+    pthread_mutex_unlock(&upload->lock);
+    return send_part(upload, slot, false, error);
+}
+
 /// Bytes that lie in one part.
 static fst_status put_piece(fsti_upload *upload, uint64_t offset, const char *data, size_t size,
                             fst_error *error) {
@@ -324,10 +338,14 @@ static fst_status put_piece(fsti_upload *upload, uint64_t offset, const char *da
     pthread_mutex_lock(&upload->lock);
     slot->come += size;
     upload->come_bytes += size;
-    bool is_full = slot->come == part_size(upload, part) && upload->place.part_count > 1;
-    if (is_full) slot->state = SLOT_SENDING;
+    bool is_all = slot->come == part_size(upload, part);
     pthread_mutex_unlock(&upload->lock);
-    return is_full ? send_part(upload, slot, false, error) : FST_OK;
+    return is_all ? end_part(upload, slot, error) : FST_OK;
+}
+
+void fsti_upload_give_parts(fsti_upload *upload, fsti_part_taker taker, void *context) {
+    upload->taker = taker;
+    upload->taker_context = context;
 }
 
 fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size, uint64_t offset,

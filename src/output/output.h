@@ -61,6 +61,10 @@ bool fsti_output_had_object(const fsti_output *output);
 const struct fsti_seen *fsti_output_mark(const fsti_output *output);
 /// Of an object: has what is sent end soon, with FST_E_CANCELLED. From any thread.
 void fsti_output_stop(fsti_output *output);
+/// Of an object: gives its bytes to `taker` (net.h), before the first write.
+typedef fst_status (*fsti_output_taker)(void *context, uint64_t offset, const void *data,
+                                        uint64_t size_bytes, fst_error *error);
+void fsti_output_give_parts(fsti_output *output, fsti_output_taker taker, void *context);
 /// Of an object: how it was sent, in words; else nothing.
 void fsti_output_describe(fsti_output *output, char *text, size_t size);
 /// Drops the output and its hidden name. NULL is allowed.
@@ -138,6 +142,17 @@ fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *e
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
 /// Removes a name, or an object; one that is not there is fine.
 fst_status fsti_path_remove(const char *path, fst_error *error);
+
+/// The same of an object that begins with `word`: its bytes are kept meanwhile, in *kept, which is
+/// NULL where it is none, or may not be read. `watch`: asked while its store is waited for, or
+/// NULL.
+typedef struct fsti_kept_object fsti_kept_object;
+fst_status fsti_object_hide(const char *address, const char *word,
+                            const struct fsti_net_watch *watch, fsti_kept_object **kept,
+                            fst_error *error);
+/// Brings it back, unless something has come meanwhile.
+fst_status fsti_object_restore(const char *address, const fsti_kept_object *kept, fst_error *error);
+void fsti_object_forget(fsti_kept_object *kept); ///< NULL is allowed
 
 // ---- folders ----
 

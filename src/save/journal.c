@@ -57,6 +57,13 @@ fst_status fsti_journal_add_removal(save_journal *journal, const char *path, con
     return FST_OK;
 }
 
+fst_status fsti_journal_add_aside(save_journal *journal, const char *address,
+                                  const fsti_net_watch *watch, fst_error *error) {
+    FST_TRY(fsti_journal_add_path(journal, STEP_ASIDE, address, error));
+    journal->steps[journal->count - 1].watch = watch;
+    return FST_OK;
+}
+
 fst_status fsti_journal_add_check(save_journal *journal, journal_check check, void *context,
                                   fst_error *error) {
     FST_TRY(fsti_journal_add_path(journal, STEP_CHECK, "", error));
@@ -91,6 +98,13 @@ static fst_status place(journal_step *step, bool may_come_back, fst_error *error
     return fsti_output_place(step->output, false, error);
 }
 
+static fst_status put_aside(journal_step *step, fst_error *error) {
+    return fsti_net_is_url(step->path)
+               ? fsti_object_hide(step->path, JOURNAL_MANIFEST_WORD, step->watch,
+                                  &step->kept_object, error)
+               : fsti_path_hide(step->path, &step->kept, &step->kept_lock, error);
+}
+
 static fst_status take_away(const journal_step *step, fst_error *error) {
     if (step->output != NULL) return fsti_output_displace(step->output, error);
     return step->seen != NULL ? fsti_net_remove(step->path, step->seen, error)
@@ -100,7 +114,7 @@ static fst_status take_away(const journal_step *step, fst_error *error) {
 static fst_status take_step(save_journal *journal, size_t index, fst_error *error) {
     journal_step *step = &journal->steps[index];
     switch (step->kind) {
-    case STEP_ASIDE: return fsti_path_hide(step->path, &step->kept, &step->kept_lock, error);
+    case STEP_ASIDE: return put_aside(step, error);
     case STEP_NAME: return fsti_output_name(step->output, error);
     case STEP_PLACE: return place(step, index + 1 < journal->turn, error);
     case STEP_PLACE_COPY: return fsti_output_place(step->output, true, error);
@@ -119,6 +133,8 @@ static void forget_kept(journal_step *step) {
     step->kept_lock = -1;
     fsti_free(step->kept);
     step->kept = NULL;
+    fsti_object_forget(step->kept_object);
+    step->kept_object = NULL;
 }
 
 static void drop_kept(journal_step *step) {
@@ -148,8 +164,10 @@ static fst_status undo_place(journal_step *step, fst_error *error) {
 
 /// Brings back what was taken away, also by a step that failed half way.
 static fst_status undo_aside(journal_step *step, fst_error *error) {
-    if (step->kept == NULL) return FST_OK;
-    FST_TRY(fsti_path_restore(step->path, step->kept, error));
+    if (step->kept_object != NULL)
+        FST_TRY(fsti_object_restore(step->path, step->kept_object, error));
+    else if (step->kept != NULL)
+        FST_TRY(fsti_path_restore(step->path, step->kept, error));
     forget_kept(step);
     return FST_OK;
 }

@@ -30,10 +30,12 @@ typedef struct journal_step {
     char *path;                   ///< of the others
     const struct fsti_seen *seen; ///< of a removal: what is removed; NULL: whatever is there
     journal_check check;
-    void *context; ///< of the check
-    char *kept;    ///< a hidden name of what was replaced or taken away
-    int kept_lock; ///< a descriptor that says whose it is, or -1
-    bool had_old;  ///< something was replaced
+    void *context;                        ///< of the check
+    char *kept;                           ///< a hidden name of what was replaced or taken away
+    struct fsti_kept_object *kept_object; ///< an object that was taken away
+    const struct fsti_net_watch *watch;   ///< of that
+    int kept_lock;                        ///< a descriptor that says whose it is, or -1
+    bool had_old;                         ///< something was replaced
     bool is_done;
 } journal_step;
 
@@ -52,6 +54,11 @@ fst_status fsti_journal_add(save_journal *journal, step_kind kind, fsti_output *
                             fst_error *error);
 fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const char *path,
                                  fst_error *error);
+/// Takes a manifest at an address away. `watch`: asked meanwhile, or NULL.
+fst_status fsti_journal_add_aside(save_journal *journal, const char *address,
+                                  const struct fsti_net_watch *watch, fst_error *error);
+/// What manifests begin with.
+#define JOURNAL_MANIFEST_WORD "fastsafetensors-manifest "
 /// The same for an object, which is removed as long as it is what was seen. It stays the caller's.
 fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
                                     const struct fsti_seen *seen, fst_error *error);

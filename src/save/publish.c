@@ -203,6 +203,7 @@ static fst_status plan(fst_writer *writer, fst_error *error) {
     if (writer->is_remote) {
         if (fsti_writer_wants_index(writer))
             FST_TRY(make_index(writer, false, &writer->final_index, error));
+        FST_TRY(make_manifest(writer, error));
         return fsti_writer_plan_objects(writer, error);
     }
     if (writer->folder == NULL) return plan_file(writer, error);

@@ -16,8 +16,6 @@ fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_opt
     if (writer->origin != NULL) why = "edits and rewritten files are saved to files only";
     if (options->compress != FST_COMPRESS_NONE)
         why = "compressed files are made as files: save one, and copy it there";
-    if (options->manifest != NULL)
-        why = "no manifest is made at addresses: save to files, and copy them there";
     if (options->others_write != 0) why = "several processes can't write one object";
     if (options->engine != FST_SAVE_ENGINE_AUTO)
         why = "an engine writes to disks, and this is an address";
@@ -42,31 +40,49 @@ static fst_status refuse_key(const fst_writer *writer, fst_error *error) {
 }
 
 #define STALE_COUNT_MAX ((size_t)1 << 20)
+#define LISTED_NAME_BYTES 1100u
+
+static fst_status note_path(const fst_writer *writer, const char *name, char ***paths,
+                            size_t *count, size_t *capacity, fst_error *error) {
+    char *path = fsti_url_beside(writer->published[0], name);
+    if (path == NULL ||
+        !fsti_array_reserve((void **)paths, capacity, *count, sizeof **paths, STALE_COUNT_MAX)) {
+        fsti_free(path);
+        return fsti_error_memory(error, strlen(name));
+    }
+    (*paths)[(*count)++] = path;
+    return FST_OK;
+}
+
+/// Of one file of such a set, or of its index.
+static bool is_manifest(const fst_writer *writer, const char *name) {
+    char of[LISTED_NAME_BYTES];
+    if (!fsti_ends_with(name, ".manifest") || strlen(name) >= sizeof of) return false;
+    snprintf(of, sizeof of, "%.*s", (int)(strlen(name) - strlen(".manifest")), name);
+    return is_member(writer, of) || fsti_save_is_index(of, strlen(of), writer->stem);
+}
 
 static fst_status note_key(void *context, const char *name, fst_error *error) {
     fst_writer *writer = context;
     remote_scene *scene = &writer->scene;
     bool is_index = fsti_save_is_index(name, strlen(name), writer->stem);
+    if (is_manifest(writer, name))
+        return note_path(writer, name, &scene->manifests, &scene->manifest_count,
+                         &scene->manifest_capacity, error);
     if (!is_index && !is_member(writer, name)) return FST_OK;
     if (fsti_net_must_be_new()) return refuse_key(writer, error);
     if (is_index) {
         scene->has_index = true;
         return FST_OK;
     }
-    char *path = fsti_url_beside(writer->published[0], name);
-    if (path == NULL ||
-        !fsti_array_reserve((void **)&scene->members, &scene->capacity, scene->count,
-                            sizeof *scene->members, STALE_COUNT_MAX)) {
-        fsti_free(path);
-        return fsti_error_memory(error, strlen(name));
-    }
-    scene->members[scene->count++] = path;
-    return FST_OK;
+    return note_path(writer, name, &scene->members, &scene->count, &scene->capacity, error);
 }
 
 void fsti_writer_clear_scene(fst_writer *writer) {
     for (size_t i = 0; i < writer->scene.count; i++) fsti_free(writer->scene.members[i]);
+    for (size_t i = 0; i < writer->scene.manifest_count; i++) fsti_free(writer->scene.manifests[i]);
     fsti_free(writer->scene.members);
+    fsti_free(writer->scene.manifests);
     writer->scene = (remote_scene){0};
 }
 
@@ -172,7 +188,7 @@ static fst_status add_files(fst_writer *writer, fst_error *error) {
 
 static fst_status tell_another(const fst_writer *writer, const char *what, fst_error *error) {
     fsti_error_place place = FSTI_NOWHERE;
-    place.file = writer->folder;
+    place.file = writer->folder != NULL ? writer->folder : writer->published[0];
     return fsti_error_set(error, FST_E_FILE_CHANGED, place, "another save %s", what);
 }
 
@@ -233,11 +249,24 @@ static fst_status check_index(void *context, fst_error *error) {
     return is_own ? FST_OK : tell_another(writer, "has replaced this one already", error);
 }
 
+/// Before a file's manifest comes into place: of two saves of the file the other may be there now.
+static fst_status check_file(void *context, fst_error *error) {
+    fst_writer *writer = context;
+    const fsti_seen *own = fsti_output_mark(writer->files[0].output);
+    fsti_seen now;
+    FST_TRY(fsti_net_look(writer->published[0], &writer->watch, &now, error));
+    bool is_own =
+        own->kind == FSTI_SEEN_ANY || now.kind == FSTI_SEEN_ANY || fsti_seen_is_same(own, &now);
+    return is_own ? FST_OK : tell_another(writer, "has replaced this one already", error);
+}
+
 /// Only what was there when this save began: what has come since is another save's.
 static fst_status add_removals(fst_writer *writer, fst_error *error) {
     const remote_scene *scene = &writer->scene;
     save_journal *journal = &writer->journal;
-    if (has_stale(writer)) FST_TRY(fsti_journal_add_check(journal, check_index, writer, error));
+    bool has_index = writer->final_index != NULL;
+    if (has_index && (has_stale(writer) || writer->manifest.kind != NULL))
+        FST_TRY(fsti_journal_add_check(journal, check_index, writer, error));
     for (size_t i = 0; i < scene->count; i++) {
         const char *member = scene->members[i];
         const fsti_seen *seen = is_single(writer, member) ? &scene->single : NULL;
@@ -248,22 +277,33 @@ static fst_status add_removals(fst_writer *writer, fst_error *error) {
 }
 
 /// The index comes last: what leads to the files. But where none leads to old files that stay until
-/// one file has come, it comes first: who opens the folder meanwhile is told what is missing.
-fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error) {
+/// one file has come, it comes first: who opens the folder meanwhile is told what is missing. An
+/// old manifest goes right before the model changes.
+static fst_status plan_to_turn(fst_writer *writer, fst_error *error) {
     save_journal *journal = &writer->journal;
     fsti_output *index = writer->final_index;
     bool is_first = index != NULL && writer->file_count == 1 && !writer->scene.has_index;
-    bool is_set = writer->folder != NULL;
+    bool is_last = index != NULL && !is_first;
+    if (!is_last) FST_TRY(fsti_save_manifest_aside_objects(writer, error));
     if (is_first) FST_TRY(fsti_journal_add(journal, STEP_PLACE, index, error));
-    if (is_set && index == NULL)
+    if (writer->folder != NULL && index == NULL)
         FST_TRY(fsti_journal_add_check(journal, check_no_index, writer, error));
     FST_TRY(add_files(writer, error));
-    if (index != NULL && !is_first) {
-        FST_TRY(fsti_journal_add_check(journal, check_own, writer, error));
-        FST_TRY(fsti_journal_add(journal, STEP_PLACE, index, error));
-    }
+    if (!is_last) return FST_OK;
+    FST_TRY(fsti_journal_add_check(journal, check_own, writer, error));
+    FST_TRY(fsti_save_manifest_aside_objects(writer, error));
+    return fsti_journal_add(journal, STEP_PLACE, index, error);
+}
+
+fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error) {
+    save_journal *journal = &writer->journal;
+    fsti_output *index = writer->final_index;
+    FST_TRY(plan_to_turn(writer, error));
     fsti_journal_turn(journal);
     FST_TRY(add_removals(writer, error));
-    if (writer->file_count > 1 || index == NULL) return FST_OK;
-    return fsti_journal_add(journal, STEP_REMOVE_LAST, index, error);
+    if (writer->file_count == 1 && index != NULL)
+        FST_TRY(fsti_journal_add(journal, STEP_REMOVE_LAST, index, error));
+    if (writer->manifest.kind != NULL && index == NULL)
+        FST_TRY(fsti_journal_add_check(journal, check_file, writer, error));
+    return fsti_save_manifest_place(writer, error);
 }

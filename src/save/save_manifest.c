@@ -16,7 +16,7 @@
 
 #define FILE_ENDING ".manifest"
 #define FOLDER_NAME "model.manifest"
-#define FIRST_WORD "fastsafetensors-manifest "
+#define FIRST_WORD JOURNAL_MANIFEST_WORD
 
 /// `folder`/`name``ending`, or without folder; from fsti_alloc.
 static char *join(const char *folder, const char *name, const char *ending) {
@@ -31,6 +31,8 @@ static char *join(const char *folder, const char *name, const char *ending) {
 
 /// Where loads look for the manifest of what is saved.
 static char *usual_path(const fst_writer *writer) {
+    if (writer->is_remote && writer->folder != NULL)
+        return fsti_url_beside(writer->published[0], FOLDER_NAME);
     return writer->folder != NULL ? join(writer->folder, FOLDER_NAME, "")
                                   : join(NULL, writer->published[0], FILE_ENDING);
 }
@@ -42,7 +44,8 @@ static bool is_model(const fst_writer *writer, const char *path) {
     const char *origin = writer->origin == NULL ? NULL : fsti_file_path(writer->origin);
     if (origin != NULL && fsti_save_is_same_file(path, origin)) return true;
     for (uint32_t f = 0; f <= writer->file_count; f++)
-        if (writer->published[f] != NULL && fsti_save_is_same_file(path, writer->published[f]))
+        if (writer->published[f] != NULL && (strcmp(path, writer->published[f]) == 0 ||
+                                             fsti_save_is_same_file(path, writer->published[f])))
             return true;
     return false;
 }
@@ -53,6 +56,14 @@ static fst_status find_target(fst_writer *writer, const char *path, fst_error *e
     if (is_model(writer, path))
         return fsti_error_set(error, FST_E_ARGUMENT, place,
                               "the manifest would take the place of the model");
+    if (writer->is_remote && fsti_net_is_url(path)) {
+        static const fsti_seen nothing = {.kind = FSTI_SEEN_NOTHING};
+        FST_TRY(fsti_target_object(path, &manifest->target, error));
+        manifest->target.watch = &writer->watch;
+        // The old one is taken away. What has come since is of another save of the set.
+        if (writer->folder != NULL) manifest->target.seen = &nothing;
+        return FST_OK;
+    }
     FST_TRY(fsti_target_find(path, false, &manifest->target, error));
     // Whose model nobody else may read, whose digests neither.
     if (writer->files[0].target.has_rights)
@@ -74,12 +85,30 @@ fst_status fsti_save_manifest_open(fst_writer *writer, fst_error *error) {
     return status;
 }
 
+static fst_status take_part(void *chunks, uint64_t offset, const void *data, uint64_t size_bytes,
+                            fst_error *error) {
+    return fsti_chunk_digests_put(chunks, offset, data, size_bytes, error);
+}
+
+/// What is sent can't be read again: it is digested in the parts that it is sent by.
+static fst_status begin_object(fst_writer *writer, save_file *file, fst_error *error) {
+    FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, file->layout.file_bytes,
+                                    &file->listed.chunks, error));
+    fsti_output_give_parts(file->output, take_part, file->listed.chunks);
+    return FST_OK;
+}
+
+chunk_digests *fsti_save_manifest_passing(const fst_writer *writer, const save_file *file) {
+    return writer->is_remote ? NULL : file->listed.chunks;
+}
+
 fst_status fsti_save_manifest_begin(fst_writer *writer, save_file *file, fst_error *error) {
     // A compressed file has other bytes than the plain one that comes first, a whole copy those of
     // its origin, and what other processes write does not come by here.
     if (writer->options.compress != FST_COMPRESS_NONE || writer->is_whole ||
         writer->options.others_write != 0)
         return FST_OK;
+    if (writer->is_remote) return begin_object(writer, file, error);
     const fst_layout *layout = &file->layout;
     FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, layout->file_bytes, &file->listed.chunks,
                                     error));
@@ -230,7 +259,10 @@ static fst_status look_at(const char *path, bool *is_manifest, fst_error *error)
 static fst_status add_aside(fst_writer *writer, char *path, fst_error *error) {
     bool is_manifest = false;
     if (path == NULL) return fsti_error_memory(error, 64);
-    fst_status status = look_at(path, &is_manifest, error);
+    bool is_url = fsti_net_is_url(path); // what that is, is looked at when it is taken
+    fst_status status = is_url
+                            ? fsti_journal_add_aside(&writer->journal, path, &writer->watch, error)
+                            : look_at(path, &is_manifest, error);
     if (status == FST_OK && is_manifest)
         status = fsti_journal_add_path(&writer->journal, STEP_ASIDE, path, error);
     fsti_free(path);
@@ -263,10 +295,24 @@ fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
     return add_sync(writer, writer->files[0].target.folder, error);
 }
 
+fst_status fsti_save_manifest_aside_objects(fst_writer *writer, fst_error *error) {
+    const remote_scene *scene = &writer->scene;
+    const char *own = writer->manifest.target.path;
+    if (fsti_net_must_be_new()) return FST_OK; // then nothing is replaced
+    char *usual = usual_path(writer);
+    if (usual == NULL) return fsti_error_memory(error, 64);
+    bool is_other = own != NULL && strcmp(own, usual) != 0;
+    FST_TRY(add_aside(writer, usual, error));
+    for (size_t i = 0; i < scene->manifest_count; i++)
+        FST_TRY(add_aside(writer, join(NULL, scene->manifests[i], ""), error));
+    return is_other ? add_aside(writer, join(NULL, own, ""), error) : FST_OK;
+}
+
 fst_status fsti_save_manifest_place(fst_writer *writer, fst_error *error) {
     const save_manifest *manifest = &writer->manifest;
     if (manifest->output == NULL) return FST_OK;
     FST_TRY(fsti_journal_add(&writer->journal, STEP_PLACE, manifest->output, error));
+    if (manifest->target.is_object) return FST_OK;
     return add_sync(writer, manifest->target.folder, error);
 }
 

@@ -27,6 +27,9 @@ fst_status fsti_save_manifest_open(struct fst_writer *writer, fst_error *error);
 /// Makes room for a file's digests.
 fst_status fsti_save_manifest_begin(struct fst_writer *writer, struct save_file *file,
                                     fst_error *error);
+/// The digests that bytes are put to as they pass, or NULL.
+chunk_digests *fsti_save_manifest_passing(const struct fst_writer *writer,
+                                          const struct save_file *file);
 /// The file has all of its bytes.
 fst_status fsti_save_manifest_end(struct fst_writer *writer, struct save_file *file,
                                   fst_error *error);
@@ -35,6 +38,8 @@ fst_status fsti_save_manifest_write(struct fst_writer *writer, const char *index
                                     size_t index_bytes, fst_error *error);
 /// Steps that take away what will be untrue when the new model is in place; they come first.
 fst_status fsti_save_manifest_aside(struct fst_writer *writer, fst_error *error);
+/// The same of a save to a store.
+fst_status fsti_save_manifest_aside_objects(struct fst_writer *writer, fst_error *error);
 /// Steps that put the manifest in place; they come behind those of the model.
 fst_status fsti_save_manifest_place(struct fst_writer *writer, fst_error *error);
 /// Whether a hidden file was to become a manifest of the writer's.

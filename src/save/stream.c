@@ -66,7 +66,7 @@ fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error
                              .file_bytes = file->layout.file_bytes,
                              .report = fsti_writer_report,
                              .report_context = writer,
-                             .digests = file->listed.chunks};
+                             .digests = fsti_save_manifest_passing(writer, file)};
     if (file->stage == NULL) FST_TRY(fsti_stage_open(file->output, &options, &file->stage, error));
     if (file->header_put) return FST_OK;
     file->header_put = true;
@@ -96,12 +96,12 @@ static bool goes_plainly(const fst_writer *writer, uint64_t size_bytes) {
 static fst_status write_plainly(fst_writer *writer, save_file *file, uint64_t offset,
                                 const char *data, uint64_t size, fst_error *error) {
     uint64_t count = 0;
+    chunk_digests *digests = fsti_save_manifest_passing(writer, file);
     for (uint64_t done = 0; done < size; count++) {
         uint64_t piece = fsti_min(size - done, PLAIN_WRITE_BYTES_MAX);
         FST_TRY(fsti_output_write(file->output, data + done, piece, offset + done, error));
-        if (file->listed.chunks != NULL)
-            FST_TRY(fsti_chunk_digests_put(file->listed.chunks, offset + done, data + done, piece,
-                                           error));
+        if (digests != NULL)
+            FST_TRY(fsti_chunk_digests_put(digests, offset + done, data + done, piece, error));
         FST_TRY(fsti_writer_report(writer, piece, error));
         done += piece;
     }

@@ -33,7 +33,9 @@ typedef struct remote_scene {
     bool has_index;          ///< of this stem
     bool is_unknown;         ///< it may not be listed
     fsti_seen index, single; ///< what is at the places of the index and of the single file
-    char **members;          ///< addresses of files of this stem
+    char **manifests;        ///< addresses of manifests of single files of the set
+    size_t manifest_count, manifest_capacity;
+    char **members; ///< addresses of files of this stem
     size_t count, capacity;
 } remote_scene;
 

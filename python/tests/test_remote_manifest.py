@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests of what is saved to stores: made with it, and never there for another model."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+import numpy
+import pytest
+from object_store import ObjectStore, failure, object_store
+from web_server import Answer, Request
+
+from fastsafetensors import SafetensorError, remote
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors._core import Writer
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "s3": {"anonymous": True},
+    "gs": {"bearer_token": "ya29.x"},
+    "az": {"account": "acct", "sas_token": "sv=1&sig=x"},
+}
+PLACES = {"s3": "/box/m/", "gs": "/box/m/", "az": "/acct/box/m/"}
+KINDS = list(SETTINGS)
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    remote.configure()
+
+
+def ask(server: ObjectStore, kind: str) -> None:
+    """Have addresses of a kind mean this store."""
+    if kind == "gs" and server.generations is None:
+        server.generations = {}
+    remote.configure(endpoint=server.url, retry_base_ms=2, tries_max=2, **SETTINGS[kind])
+
+
+def save_set(folder: str, files: int, seed: int, manifest: bytes | None, size: int = 1000) -> None:
+    """Save a set whose tensors have a seed's bytes."""
+    value = numpy.full(size, seed, numpy.uint8)
+    rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
+    where = [i % files for i in range(6)]
+    writer = Writer(folder, rows, None, file_of=where, file_count=files, manifest=manifest)
+    try:
+        writer.commit()
+    finally:
+        writer.close()
+
+
+def manifests(server: ObjectStore) -> list[str]:
+    """What is there of them."""
+    return [name for name in server.objects if name.endswith(".manifest")]
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_set_with_one(kind: str, files: int, command: str) -> None:
+    """The manifest lists what is there: again and again over another, large and small."""
+    folder = f"{kind}://box/m"
+    with object_store() as server:
+        ask(server, kind)
+        for seed, count, size in ((1, 3, 1000), (2, files, 5 * MIB + 7), (3, files, 99)):
+            save_set(folder, count, seed, b"", size)
+            loaded = fst_numpy.load_file(folder + "/", verify=True)
+            assert all((v == seed).all() for v in loaded.values())
+            assert manifests(server) == [PLACES[kind] + "model.manifest"]
+        [shard, *_] = [n for n in server.objects if n.endswith(".safetensors")]
+        data, mark = server.objects[shard]
+        server.objects[shard] = (data[:-1] + b"\0", mark)
+        with pytest.raises(SafetensorError, match="digest"):
+            fst_numpy.load_file(folder + "/", verify=True)
+
+
+@pytest.mark.parametrize("mib", [0, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_one(tmp_path: pathlib.Path, kind: str, mib: int) -> None:
+    """The same text as that of a local save; one at another place; none of an earlier file."""
+    tensors = {"a": numpy.arange(mib * MIB // 4 + 3, dtype=numpy.int32)}
+    fst_numpy.save_file(tensors, tmp_path / "m.safetensors", manifest=True)
+    address = f"{kind}://box/m/m.safetensors"
+    with object_store() as server:
+        ask(server, kind)
+        fst_numpy.save_file(tensors, address, manifest=True)
+        [place] = manifests(server)
+        assert server.objects[place][0] == (tmp_path / "m.safetensors.manifest").read_bytes()
+        assert fst_numpy.load_file(address, verify=True).keys() == tensors.keys()
+        fst_numpy.save_file({"b": numpy.ones(3)}, address, manifest=True)
+        assert list(fst_numpy.load_file(address, verify=True)) == ["b"]
+        fst_numpy.save_file({"c": numpy.ones(3)}, address)
+        assert manifests(server) == []
+        fst_numpy.save_file(tensors, address, manifest=f"{kind}://box/lists/my.manifest")
+        assert len(manifests(server)) == 1
+        loaded = fst_numpy.load_file(address, verify=f"{kind}://box/lists/my.manifest")
+        assert loaded.keys() == tensors.keys()
+        fst_numpy.save_file(tensors, address, manifest=tmp_path / "local.manifest")
+        assert fst_numpy.load_file(address, verify=tmp_path / "local.manifest").keys() == {"a"}
+        with pytest.raises(Exception, match="would take the place of the model"):
+            fst_numpy.save_file(tensors, address, manifest=address)
+
+
+def test_bytes_in_any_order() -> None:
+    """What is sent can't be read again: it is digested as it is sent, whatever its order."""
+    size = 30 * MIB
+    with object_store() as server:
+        ask(server, "s3")
+        address = "s3://box/m/m.safetensors"
+        writer = Writer(address, [("x", "U8", (size,), None, size)], None, manifest=b"")
+        value = numpy.arange(size, dtype=numpy.uint32).astype(numpy.uint8)
+        pieces = sorted(range(0, size, 700_001), key=lambda at: at * 7919 % 1000)
+        for at in pieces:
+            part = value[at : at + 700_001]
+            writer.write(0, at, part.ctypes.data, part.nbytes)
+        writer.commit()
+        writer.close()
+        assert (fst_numpy.load_file(address, verify=True)["x"] == value).all()
+
+
+@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_earlier_one_goes(kind: str, files: int) -> None:
+    """A save without one leaves none that lies about it; what only has its name stays."""
+    folder = f"{kind}://box/m"
+    with object_store() as server:
+        ask(server, kind)
+        save_set(folder, 3, 1, b"")
+        other = PLACES[kind] + "model.safetensors.index.json.manifest"
+        server.objects[other] = server.objects[PLACES[kind] + "model.manifest"]
+        notes = PLACES[kind] + "notes.manifest"
+        server.objects[notes] = (b"mine", '"n"')
+        save_set(folder, files, 2, None)
+        assert manifests(server) == [notes]
+        server.objects[PLACES[kind] + "model.manifest"] = (b"mine as well", '"n"')
+        save_set(folder, files, 3, None)
+        assert len(manifests(server)) == 2
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("before", [1, 3])
+def test_none_that_lies_at_any_step(before: int, files: int) -> None:
+    """Behind every change a load that verifies has one set, whole, or no manifest; refused at any
+    step the old one has its manifest."""
+    folder, step, is_over = "s3://box/m", 0, False
+    while not is_over:
+        with object_store() as server:
+            ask(server, "s3")
+            save_set(folder, before, 1, b"")
+            seen, on = [0], [True]
+
+            def look(
+                request: Request, answer: Answer, on: list[bool] = on, server: ObjectStore = server
+            ) -> Answer:
+                if on[0] and request.method in ("PUT", "POST", "DELETE"):
+                    on[0] = False
+                    has_one = bool(manifests(server))
+                    if has_one:
+                        loaded = fst_numpy.load_file(folder + "/", verify=True)
+                        assert len({int(v[0]) for v in loaded.values()}) == 1
+                    on[0] = True
+                return answer
+
+            def refuse(
+                request: Request, seen: list[int] = seen, step: int = step, on: list[bool] = on
+            ) -> Answer | None:
+                if not on[0] or request.method not in ("PUT", "POST", "DELETE"):
+                    return None
+                seen[0] += 1
+                return failure("403 Forbidden", "No") if seen[0] == step + 1 else None
+
+            server.fault, server.refuse = look, refuse
+            failed = False
+            try:
+                save_set(folder, files, 2, b"")
+            except PermissionError:
+                failed = True
+            on[0] = False
+            is_over = seen[0] <= step
+            if failed and before != 1:
+                assert manifests(server)
+                assert (fst_numpy.load_file(folder + "/", verify=True)["t0"] == 1).all()
+            assert failed or (fst_numpy.load_file(folder + "/")["t0"] == 2).all()
+            assert not is_over or manifests(server)
+        step += 1
+
+
+def test_the_command(tmp_path: pathlib.Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verify --manifest ADDRESS; convert --manifest to an address."""
+    source = tmp_path / "source.safetensors"
+    fst_numpy.save_file({"a": numpy.arange(1000)}, source)
+    with object_store() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecretvalue")
+
+        def run(*words: object) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([command, *map(str, words)], capture_output=True, text=True)
+
+        made = run("convert", "--manifest", source, "s3://box/m/model.safetensors")
+        assert made.returncode == 0, made.stderr
+        for words in ([], ["--from", "s3://box/m/model.safetensors.manifest"]):
+            told = run("verify", "--manifest", *words, "s3://box/m/model.safetensors")
+            assert told.returncode == 0, told.stderr
+            assert "as its manifest says" in told.stdout
+        place = "/box/m/model.safetensors"
+        data, _ = server.objects[place]
+        server.objects[place] = (data[:-1] + b"\1", '"x"')
+        for json in ([], ["--json"]):
+            told = run("verify", "--manifest", *json, "s3://box/m/model.safetensors")
+            assert told.returncode == 1
+            assert "topsecretvalue" not in told.stdout + told.stderr
+        server.objects.pop(place + ".manifest")
+        told = run("verify", "--manifest", "s3://box/m/model.safetensors")
+        assert told.returncode == 2 and "manifest" in told.stderr
