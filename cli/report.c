@@ -17,7 +17,7 @@ void cli_set_json(bool wanted) { wants_json = wanted; }
 int cli_code_of(fst_status status) {
     bool of_format = (status >= FST_E_HEADER_TOO_SMALL && status <= FST_E_TENSOR_NOT_FOUND) ||
                      status == FST_E_INDEX_JSON || status == FST_E_PATH_ESCAPES ||
-                     status == FST_E_DUPLICATE_TENSOR ||
+                     status == FST_E_DUPLICATE_TENSOR || status == FST_E_CORRUPT ||
                      (status >= FST_E_DIGEST && status <= FST_E_SIGNATURE);
     return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
 }

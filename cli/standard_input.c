@@ -18,17 +18,29 @@
 /// Longer than models are, and within what file systems allow.
 #define HOLE_BYTES ((uint64_t)8 << 40)
 
+/// Gives the nameless file the rights that new files get: what is made of it takes them over, and
+/// a pipe has none to tell.
+static void open_rights(int fd) {
+    mode_t mask = umask(077);
+    (void)umask(mask);
+    (void)fchmod(fd, 0666 & ~mask);
+}
+
 /// A file without a name where temporary files go; -1 after saying why there is none.
 static int open_spool(const char *folder) {
     char path[4096];
     int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd >= 0) return fd;
+    if (fd >= 0) {
+        open_rights(fd);
+        return fd;
+    }
     snprintf(path, sizeof path, "%s/fastsafetensors-XXXXXX", folder);
     fd = mkostemp(path, O_CLOEXEC);
-    if (fd < 0)
+    if (fd < 0) {
         cli_fail_errno("making a temporary file (TMPDIR says where) in", folder);
-    else
-        unlink(path);
+        return -1;
+    }
+    if (unlink(path) == 0) open_rights(fd);
     return fd;
 }
 
@@ -80,9 +92,10 @@ static int keep_block(input_copy *copy, const char *block, size_t size) {
         for (unsigned i = 0; i < 8; i++)
             copy->header_bytes |= (uint64_t)(unsigned char)block[i] << (8 * i);
         copy->header_bytes += 8;
-        // What a compressed file is, its directory tells, which lies behind the header.
-        if (memmem(block, size, "\"__packed__\":{", 14) != NULL) copy->part = INPUT_ALL;
     }
+    // What a compressed file is, its directory tells, which lies behind the header.
+    if (copy->taken < copy->header_bytes && memmem(block, size, "\"__packed__\"", 12) != NULL)
+        copy->part = INPUT_ALL;
     uint64_t left = UINT64_MAX;
     if (copy->part != INPUT_ALL && copy->header_bytes > 0)
         left = copy->header_bytes > copy->taken ? copy->header_bytes - copy->taken : 0;

@@ -115,5 +115,5 @@ def load_paths(
 
 def load_bytes(data: Any, export: Export) -> dict[str, Any]:
     """Load all tensors of a file's bytes, which are copied once."""
-    with open_bytes(data) as model:
-        return load_from(model, export, mode="map")
+    with open_bytes(data) as model:  # what is decoded is no view
+        return load_from(model, export, mode="load" if model.is_compressed else "map")

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from ._core import Model
 from ._core import serialize as _serialize
 from ._dtypes import NAMES
+from ._load import OpenLoad
 from ._memory import open_bytes
 from ._saving import check_names, save_rows
 from ._types import Path
@@ -55,13 +58,28 @@ def serialize_file(
     save_rows(filename, _rows(tensor_dict), metadata)
 
 
+def _decoded(model: Model) -> list[bytearray]:
+    """Return the bytes of a compressed model's tensors."""
+    result = []
+    with OpenLoad(model, None, mode="load") as loader:
+        for index in range(len(loader)):
+            tensor = loader.item(index)
+            content = bytearray(tensor.nbytes)
+            if content:
+                target = (ctypes.c_char * len(content)).from_buffer(content)
+                tensor.copy_to(ctypes.addressof(target), len(content))
+            result.append(content)
+    return result
+
+
 def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return (name, {"dtype", "shape", "data": bytearray}) of each tensor of a file's bytes."""
     with open_bytes(bytes) as model:
         view = memoryview(bytes).cast("B")
+        decoded = _decoded(model) if model.is_compressed else None
         result = []
         for index, name in enumerate(model.names()):
             dtype, shape, size, _, offset = model.info(index)
-            content = bytearray(view[offset : offset + size])
+            content = decoded[index] if decoded else bytearray(view[offset : offset + size])
             result.append((name, {"dtype": dtype, "shape": list(shape), "data": content}))
         return result

@@ -439,6 +439,16 @@ static PyObject *get_file_count(PyObject *self, void *closure) {
     return model == NULL ? NULL : PyLong_FromSize_t(fst_model_file_count(model));
 }
 
+static PyObject *get_is_compressed(PyObject *self, void *closure) {
+    (void)closure;
+    fst_model *model = model_of(self);
+    fst_file_info info;
+    if (model == NULL) return NULL;
+    for (size_t i = 0; fst_model_file_info(model, i, &info, NULL) == FST_OK; i++)
+        if (info.compressed_count > 0 || info.stored_bytes != info.size_bytes) Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
+
 static Py_ssize_t model_length(PyObject *self) {
     fst_model *model = model_of(self);
     return model == NULL ? -1 : (Py_ssize_t)fst_model_tensor_count(model);
@@ -446,6 +456,9 @@ static Py_ssize_t model_length(PyObject *self) {
 
 static PyGetSetDef model_getset[] = {
     {"file_count", get_file_count, NULL, "Number of files.", NULL},
+    {"is_compressed", get_is_compressed, NULL,
+     "Whether a file is compressed: what is told of offsets is of the file that it was made from.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -208,7 +208,7 @@ static fst_status read_packed(packed_parse *parse, const fsti_tensor *entry,
     fsti_packed *packed = parse->packed;
     size_t index, prefix = strlen(FSTI_PACKED_NAME ".");
     const char *name = fsti_header_name(parse->source->header, entry);
-    if (entry->name_size <= prefix || memcmp(name, FSTI_PACKED_NAME ".", prefix) != 0 ||
+    if (entry->name_size < prefix || memcmp(name, FSTI_PACKED_NAME ".", prefix) != 0 ||
         !is_vector(entry))
         return refuse(parse, entry, FST_E_CORRUPT, "a record has no packed entry");
     FST_TRY(find_original(parse, entry, prefix, &index));

@@ -256,6 +256,14 @@ class SafeTensorsMetadata:
         self.aligned = self.header_length % 8 == 0
         self.model = model
 
+    def _check_bytes(self) -> None:
+        """Refuse what looks at the file's own bytes where these are compressed."""
+        if self.model.is_compressed:
+            raise RuntimeError(
+                f"{self.src} is compressed: its bytes are not those of its tensors, and only the "
+                "readers of this package decode them"
+            )
+
     @classmethod
     def from_file(
         cls, filename: str | os.PathLike[str], framework: Any = None
@@ -284,8 +292,10 @@ class SafeTensorsMetadata:
     ) -> list[tuple[int, int]]:
         """Return [(begin, end)] from the start of the file that hold what is to be kept.
 
-        Ranges at most merge_gap bytes apart are one.
+        Ranges at most merge_gap bytes apart are one. Of a compressed file there are none:
+        RuntimeError.
         """
+        self._check_bytes()
         ranges: list[tuple[int, int]] = []
         for name, frame in self.tensors.items():
             begin, end = (self.header_length + offset for offset in frame.data_offsets)
@@ -309,7 +319,9 @@ class SafeTensorsMetadata:
 
         copy_start_offset: the byte of the file that lies at the buffer's begin. The tensors are
         views of the buffer and keep `owner`, else `gbuf`; with a dtype, floats are converted.
+        RuntimeError for a compressed file, whose bytes are no tensors'.
         """
+        self._check_bytes()
         if self.framework is None:
             raise ValueError("the metadata were read without a framework")
         views = self.framework.iter_buffer_views(

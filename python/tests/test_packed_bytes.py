@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed files where they are bytes: in memory, in pipes, and for readers of one's own."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import stat
+import struct
+import subprocess
+
+import pytest
+
+torch = pytest.importorskip("torch")
+try:
+    ctypes.CDLL("libzstd.so.1")
+except OSError:
+    pytest.skip("libzstd is not installed", allow_module_level=True)
+
+import fastsafetensors.numpy as fst_numpy  # noqa: E402
+import fastsafetensors.torch as fst_torch  # noqa: E402
+from fastsafetensors import SafeTensorsMetadata, read_header  # noqa: E402
+from fastsafetensors._serialize import deserialize  # noqa: E402
+
+
+@pytest.fixture(name="pair", scope="module")
+def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
+    """A plain file and the same compressed: a tensor without a name, others that stay plain."""
+    torch.manual_seed(0)
+    tensors = {
+        "": (torch.randn(40000) * 0.02).bfloat16(),
+        "w": (torch.randn(1000, 300) * 0.02).bfloat16(),
+        "numbers": torch.arange(30000),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 7),
+    }
+    folder = tmp_path_factory.mktemp("bytes")
+    paths = folder / "plain.safetensors", folder / "packed.safetensors"
+    fst_torch.save_file(tensors, paths[0])
+    fst_torch.save_file(tensors, paths[1], compress=True)
+    assert paths[1].stat().st_size < 0.9 * paths[0].stat().st_size
+    return paths
+
+
+def test_bytes_in_memory_give_what_was_saved(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
+    """load() of both fronts and deserialize(): of compressed bytes as of plain ones."""
+    plain, packed = (path.read_bytes() for path in pair)
+    assert deserialize(packed) == deserialize(plain)
+    for front in (fst_torch, fst_numpy):
+        one, other = front.load(plain), front.load(packed)
+        assert list(one) == list(other) and len(one) == 5
+        for name in one:
+            wanted, got = (tensors[name].reshape(-1).view(torch.uint8 if front is fst_torch
+                                                          else "u1") for tensors in (one, other))
+            assert bytes(memoryview(wanted.numpy() if front is fst_torch else wanted)) == bytes(
+                memoryview(got.numpy() if front is fst_torch else got))
+    own = fst_torch.load(packed)["w"]
+    own[0] = 0  # memory of its own, which may be written to
+    assert fst_torch.load(packed)["w"][0].any()
+
+
+def test_readers_of_ones_own_are_refused(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
+    """Where a caller reads the file by offsets, compressed bytes would be taken for weights."""
+    plain, packed = (SafeTensorsMetadata.from_file(str(path)) for path in pair)
+    assert plain.select_byte_ranges(lambda name: True)
+    with pytest.raises(RuntimeError, match="is compressed"):
+        packed.select_byte_ranges(lambda name: True)
+    with pytest.raises(RuntimeError, match="is compressed"):
+        packed.get_tensors(None, None, 0)  # type: ignore[arg-type]
+
+
+def test_a_tensor_without_a_name_comes_back(
+    pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path
+) -> None:
+    """The empty name is one: it is compressed, too, and decompressed."""
+    stored = json.loads(pair[1].read_bytes()[8:].split(b"}}")[0] + b"}}")
+    assert "__packed__." in stored
+    back = tmp_path / "back"
+    subprocess.run([command, "convert", "--decompress", pair[1], back], check=True,
+                   stdout=subprocess.DEVNULL)
+    assert back.read_bytes() == pair[0].read_bytes()
+    assert sorted(read_header(str(pair[1])).tensors) == ["", "empty", "numbers", "scalar", "w"]
+
+
+def test_damage_is_an_answer(
+    pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path
+) -> None:
+    """A damaged file is invalid (1), as one whose header is; not unreadable (2)."""
+    data = bytearray(pair[1].read_bytes())
+    (size,) = struct.unpack("<Q", data[:8])
+    entry = json.loads(data[8 : 8 + size])["__packed__.w"]
+    data[8 + size + entry["data_offsets"][0] + 3000] ^= 4
+    path = tmp_path / "damaged"
+    path.write_bytes(data)
+    done = subprocess.run([command, "verify", path], capture_output=True, text=True)
+    assert done.returncode == 1 and "`w`" in done.stderr
+
+
+def respace(data: bytes) -> bytes:
+    """The same file, its header spaced as another writer might."""
+    (size,) = struct.unpack("<Q", data[:8])
+    text = json.dumps(json.loads(data[8 : 8 + size]), separators=(" , ", " : ")).encode()
+    return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_pipes_are_read_as_files_are(
+    pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path, spaced: bool
+) -> None:
+    """Through a pipe: valid, the original comes of it, with the rights that new files get."""
+    data = pair[1].read_bytes()
+    data = respace(data) if spaced else data
+    for arguments in (["verify", "-"], ["inspect", "-"]):
+        subprocess.run([command, *arguments], input=data, check=True, stdout=subprocess.DEVNULL)
+    mask = os.umask(0o022)
+    os.umask(mask)
+    for option, content in (("--decompress", data), ("--compress", pair[0].read_bytes())):
+        target = tmp_path / option
+        subprocess.run([command, "convert", option, "-", target], input=content, check=True,
+                       stdout=subprocess.DEVNULL)
+        assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~mask
+    assert (tmp_path / "--decompress").read_bytes() == pair[0].read_bytes()
