@@ -9,9 +9,11 @@
 #include "commands.h"
 #include "hash_store.h"
 #include "manifest_commands.h"
+#include "rewrite.h"
 
-/// Memory that compressed tensors are decoded in, and what a larger one of them needs.
-#define DECODE_BUDGET_BYTES ((uint64_t)256 << 20)
+/// Memory that compressed tensors are decoded in, and the pieces that larger ones are cut in.
+#define DECODE_BUDGET_BYTES ((uint64_t)128 << 20)
+#define DECODE_PIECE_BYTES ((uint64_t)16 << 20)
 
 typedef struct verify_request {
     fst_open_options open;
@@ -146,25 +148,63 @@ static bool has_compressed(const fst_model *model) {
     return false;
 }
 
-/// Decodes every compressed tensor: what is stored is held against its checksums.
-static fst_status decode_all(fst_model *model, fst_error *error) {
-    fst_load_options options = {
-        .struct_size = sizeof options, .mode = FST_MODE_LOAD, .budget_bytes = DECODE_BUDGET_BYTES};
+/// Decodes what is asked for: what is stored is held against its checksums.
+static fst_status decode_items(fst_model *model, const fst_request_item *items, size_t count,
+                               fst_error *error) {
+    fst_load_options options = {.struct_size = sizeof options,
+                                .mode = FST_MODE_LOAD,
+                                .items = items,
+                                .item_count = count,
+                                .budget_bytes = DECODE_BUDGET_BYTES};
     fst_loader *loader;
     fst_tensor *tensor;
-    for (size_t i = 0; i < fst_model_tensor_count(model); i++) {
-        fst_tensor_info info;
-        // A batch holds a tensor whole.
-        if (fst_model_tensor_info(model, i, &info, NULL) == FST_OK &&
-            info.size_bytes * 2 > options.budget_bytes)
-            options.budget_bytes = info.size_bytes * 2;
-    }
+    fst_tensor_info info;
+    if (count == 0) return FST_OK;
+    // A tensor that can't be cut (below a byte) may be larger than the budget.
+    if (count == 1 && items->slice_begin == NULL &&
+        fst_model_tensor_info(model, items->tensor_index, &info, NULL) == FST_OK &&
+        info.size_bytes > DECODE_PIECE_BYTES)
+        options.budget_bytes = 0;
     fst_status status = fst_loader_open(model, &options, &loader, error);
     if (status != FST_OK) return status;
     while ((status = fst_loader_next(loader, -1, &tensor, error)) == FST_OK)
         fst_tensor_unref(tensor);
     fst_loader_close(loader);
     return status == FST_END ? FST_OK : status;
+}
+
+/// Decodes a large tensor piece by piece.
+static fst_status decode_pieces(fst_model *model, size_t index, const fst_tensor_info *info,
+                                fst_error *error) {
+    piece_list pieces = {0};
+    fst_status status = FST_E_NO_MEMORY;
+    error->status = status;
+    snprintf(error->message, sizeof error->message, "no memory for the pieces of a tensor");
+    if (cli_pieces_cut(&pieces, info, fst_dtype_bits(info->dtype), DECODE_PIECE_BYTES)) {
+        cli_pieces_of(&pieces, index);
+        status = decode_items(model, pieces.items, pieces.count, error);
+    }
+    cli_pieces_clear(&pieces);
+    return status;
+}
+
+/// Decodes every tensor of a model with compressed ones: the small ones in one load.
+static fst_status decode_all(fst_model *model, fst_error *error) {
+    size_t count = fst_model_tensor_count(model), small = 0;
+    fst_status status = FST_OK;
+    fst_tensor_info info;
+    fst_request_item *items = calloc(count + 1, sizeof *items);
+    if (items == NULL) return decode_items(model, NULL, 0, error);
+    for (size_t i = 0; i < count && status == FST_OK; i++) {
+        status = fst_model_tensor_info(model, i, &info, error);
+        if (status == FST_OK && info.size_bytes > DECODE_PIECE_BYTES)
+            status = decode_pieces(model, i, &info, error);
+        else
+            items[small++].tensor_index = i;
+    }
+    if (status == FST_OK) status = decode_items(model, items, small, error);
+    free(items);
+    return status;
 }
 
 static int verify_path(const char *path, const verify_request *request) {

@@ -21,6 +21,7 @@ typedef struct digest_job {
     size_t tensor; ///< that is being cut
     FILE *out;
     fst_digest_state *file_state;
+    bool is_compressed; ///< the file's bytes are not those of its tensors: they are read apart
 } digest_job;
 
 bool cli_digest_find(const char *name, fst_digest *out) {
@@ -119,7 +120,7 @@ static fst_status add_piece(digest_job *job, fst_loader *loader, fst_digest_stat
     if (status != FST_OK) return status;
     status = fst_tensor_view_get(tensor, &view, error);
     if (status == FST_OK) status = fst_digest_update(state, view.data, view.size_bytes, error);
-    if (status == FST_OK)
+    if (status == FST_OK && !job->is_compressed)
         status = fst_digest_update(job->file_state, view.data, view.size_bytes, error);
     if (status == FST_OK) *left -= view.size_bytes;
     fst_tensor_unref(tensor);
@@ -145,7 +146,8 @@ static fst_status add_tensor(digest_job *job, fst_loader *loader, const fst_tens
     return FST_OK;
 }
 
-/// The file's bytes in order: its tensors, from *tensor on, and what lies around them.
+/// The file's bytes in order: its tensors, from *tensor on, and what lies around them; of a
+/// compressed file its tensors, and then all that is stored.
 static int add_bytes(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
     fst_file_info info;
     fst_tensor_info next;
@@ -156,13 +158,15 @@ static int add_bytes(digest_job *job, fst_loader *loader, size_t file, size_t *t
     while (code == EXIT_GOOD && *tensor < fst_model_tensor_count(job->model) &&
            fst_model_tensor_info(job->model, *tensor, &next, &error) == FST_OK &&
            next.file_index == file) {
-        code = add_gap(job, &info, at, next.file_offset);
+        if (!job->is_compressed) code = add_gap(job, &info, at, next.file_offset);
         if (code == EXIT_GOOD && add_tensor(job, loader, &next, &error) != FST_OK)
             code = cli_fail(&error);
         at = next.file_offset + next.size_bytes;
         ++*tensor;
     }
-    return code == EXIT_GOOD ? add_gap(job, &info, at, info.size_bytes) : code;
+    if (code != EXIT_GOOD) return code;
+    return job->is_compressed ? add_gap(job, &info, 0, info.stored_bytes)
+                              : add_gap(job, &info, at, info.size_bytes);
 }
 
 static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
@@ -171,6 +175,7 @@ static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t 
     if (fst_model_file_info(job->model, file, &info, &error) != FST_OK ||
         fst_digest_begin(job->digest, &job->file_state, &error) != FST_OK)
         return cli_fail(&error);
+    job->is_compressed = info.compressed_count > 0 || info.stored_bytes != info.size_bytes;
     int code = add_bytes(job, loader, file, tensor);
     if (code != EXIT_GOOD) {
         fst_digest_drop(job->file_state);

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import pathlib
 import stat
 import struct
 import subprocess
+import sys
 
 import pytest
 
@@ -122,3 +124,31 @@ def test_pipes_are_read_as_files_are(
                        stdout=subprocess.DEVNULL)
         assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~mask
     assert (tmp_path / "--decompress").read_bytes() == pair[0].read_bytes()
+
+
+def test_digests_of_a_file_are_those_of_its_bytes(
+    pair: tuple[pathlib.Path, pathlib.Path], command: str
+) -> None:
+    """Of the file what sha256sum prints; of tensors what those of the plain file have."""
+    lines = []
+    for path in pair:
+        done = subprocess.run([command, "hash", "--algorithm", "sha256", path], check=True,
+                              capture_output=True, text=True)
+        *tensors, file = done.stdout.splitlines()[1:]
+        lines.append(tensors)
+        assert file.split()[1] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert lines[0] == lines[1] and len(lines[0]) == 5
+
+
+def test_verify_decodes_large_tensors_in_pieces(command: str, tmp_path: pathlib.Path) -> None:
+    """A tensor of 256 MiB takes no such memory to be verified."""
+    path = tmp_path / "large.safetensors"
+    values = (torch.randn(1 << 20) * 0.02).bfloat16().repeat(128).reshape(-1, 4096)
+    fst_torch.save_file({"w": values}, path, compress=True)
+    # A process begins with the peak of the one that it was forked from: not of this one's.
+    count = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, "
+             "stdout=subprocess.DEVNULL); "
+             "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+    done = subprocess.run([sys.executable, "-c", count, command, "verify", path],
+                          capture_output=True, text=True, check=True)
+    assert int(done.stdout) << 10 < values.nbytes // 4 * 3
