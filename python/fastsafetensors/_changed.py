@@ -76,7 +76,9 @@ def changed_tensors(filename: Path, old: Path, manifest: Path | None = None) -> 
 
     Nothing but headers and manifests is read. Where both manifests have digests of tensors
     (``write_manifest(tensors=True)``) these are compared. Else, of a file whose header is the
-    same, tensors that touch a chunk whose digest differs have changed; of any other file, all.
+    same, tensors that touch a chunk whose digest differs have changed; of any other file, all. Of
+    compressed files manifests have stored bytes: without digests of tensors all of a file's have
+    changed where any byte of it has, and of a set in which one is compressed so of every file.
 
     Args:
         filename: a file or a folder, as it is now.
@@ -102,17 +104,23 @@ def changed_tensors(filename: Path, old: Path, manifest: Path | None = None) -> 
         for index, name in enumerate(model.names()):
             _, _, size, file, offset = model.info(index)
             new, was = now.get(files[file]), before.get(files[file])
-            if not unit or new is None or was is None or not _is_same(
-                    new, was, name, (offset, size, unit)):
+            # Where a compressed tensor lies the offset does not tell: all of the file counts.
+            place = None if model.is_compressed else (offset, size, unit)
+            if not unit or new is None or was is None or not _is_same(new, was, name, place):
                 result.append(name)
         return result
 
 
-def _is_same(new: _Listed, was: _Listed, name: str, place: tuple[int, int, int]) -> bool:
-    if name in new.tensors and name in was.tensors:
-        return new.tensors[name] == was.tensors[name]
+def _is_same(
+    new: _Listed, was: _Listed, name: str, place: tuple[int, int, int] | None
+) -> bool:
+    for entry in (name, f"__packed__.{name}"):
+        if entry in new.tensors and entry in was.tensors:
+            return new.tensors[entry] == was.tensors[entry]
     if new.header != was.header:
         return False
+    if place is None:
+        return new.chunks == was.chunks
     offset, size, unit = place
     first, end = offset // unit, -(-(offset + size) // unit)
     return new.chunks[first:end] == was.chunks[first:end] and end <= len(new.chunks)

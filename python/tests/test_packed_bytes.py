@@ -23,7 +23,12 @@ except OSError:
 
 import fastsafetensors.numpy as fst_numpy  # noqa: E402
 import fastsafetensors.torch as fst_torch  # noqa: E402
-from fastsafetensors import SafeTensorsMetadata, read_header  # noqa: E402
+from fastsafetensors import (  # noqa: E402
+    SafeTensorsMetadata,
+    changed_tensors,
+    read_header,
+    write_manifest,
+)
 from fastsafetensors._serialize import deserialize  # noqa: E402
 
 
@@ -71,6 +76,18 @@ def test_readers_of_ones_own_are_refused(pair: tuple[pathlib.Path, pathlib.Path]
         packed.select_byte_ranges(lambda name: True)
     with pytest.raises(RuntimeError, match="is compressed"):
         packed.get_tensors(None, None, 0)  # type: ignore[arg-type]
+
+
+def test_digests_of_headers_are_of_all_of_them(tmp_path: pathlib.Path) -> None:
+    """Compressed files whose headers differ late have other digests."""
+    found = []
+    for first in (1, 2):
+        path = tmp_path / str(first)
+        values = (torch.arange(1 << 16) // 4096 % first).bfloat16()
+        others = {f"v{i}": torch.ones(1 << 16, dtype=torch.bfloat16) for i in range(3)}
+        fst_torch.save_file({**others, "w": values}, path, compress=True)
+        found.append(SafeTensorsMetadata.from_file(str(path)).digest())
+    assert found[0] != found[1]
 
 
 def test_a_tensor_without_a_name_comes_back(
@@ -152,3 +169,29 @@ def test_verify_decodes_large_tensors_in_pieces(command: str, tmp_path: pathlib.
     done = subprocess.run([sys.executable, "-c", count, command, "verify", path],
                           capture_output=True, text=True, check=True)
     assert int(done.stdout) << 10 < values.nbytes // 4 * 3
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_what_changed_is_not_looked_for_at_other_places(
+    tmp_path: pathlib.Path, listed: bool
+) -> None:
+    """Manifests are of stored bytes: a tensor that has changed is told, whatever lies where."""
+    path, old = tmp_path / "model.safetensors", tmp_path / "old"
+    torch.manual_seed(0)
+    weights = (torch.randn(3_000_000) * 0.02).bfloat16()
+    numbers = torch.arange(1_000_000)
+
+    def changed(weights: torch.Tensor, numbers: torch.Tensor) -> list[str]:
+        fst_torch.save_file({"w": weights, "i": numbers}, path, compress=True)
+        write_manifest(path, tensors=listed)
+        if not old.exists():
+            old.write_bytes(path.with_name(f"{path.name}.manifest").read_bytes())
+        names = changed_tensors(path, old)
+        path.with_name(f"{path.name}.manifest").unlink()
+        return names
+
+    assert changed(weights, numbers) == []
+    assert changed(weights, numbers + 1) == (["i"] if listed else ["i", "w"])
+    swapped = weights.clone()
+    swapped[-2:] = weights[[-1, -2]]
+    assert changed(swapped, numbers) == (["w"] if listed else ["i", "w"])
