@@ -267,8 +267,18 @@ static fst_status read_buffered(worker *self, io_block *block, fst_error *error)
     return status;
 }
 
-/// A read has failed. One past the page cache may be refused for reasons of its own (alignment, a
-/// driver, a kernel without the operation): then the file is read through the cache.
+/// Whether a block that a read past the page cache did not get may be read through it instead, as
+/// all of its file from now on: there may be reasons of that way alone (alignment, a driver, a
+/// kernel without the operation).
+static bool gives_up_direct(worker *self, const io_lane *lane, const io_block *block,
+                            int os_errno) {
+    fsti_route route = lane->engine->is_async ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT;
+    return lane->engine->is_direct &&
+           fsti_pipeline_demote(self->pipeline, chunk_extent(self->pipeline, block->chunk)->file,
+                                route, false, os_errno);
+}
+
+/// A read has failed.
 static fst_status recover_read(worker *self, const io_lane *lane, io_block *block,
                                fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
@@ -278,11 +288,7 @@ static fst_status recover_read(worker *self, const io_lane *lane, io_block *bloc
         if (error != NULL) *error = self->told;
         return self->told.status;
     }
-    if (lane->engine->is_direct &&
-        fsti_pipeline_demote(pipeline, extent->file,
-                             lane->engine->is_async ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT, false,
-                             os_errno))
-        return read_buffered(self, block, error);
+    if (gives_up_direct(self, lane, block, os_errno)) return read_buffered(self, block, error);
     fsti_pipeline_describe(pipeline, extent, fsti_max(block->read.offset, block->begin), FST_E_IO,
                            os_errno, error);
     return FST_E_IO;
@@ -299,6 +305,9 @@ static fst_status check_result(worker *self, const io_lane *lane, io_block *bloc
     if (have >= block->needed_end) return FST_OK;
     uint64_t advance = (uint64_t)read->result;
     if (lane->engine->is_direct) advance = fsti_align_down(advance, FSTI_IO_PAGE_BYTES);
+    // Past the page cache a read can't go on from within a page; through it, it can.
+    if (advance == 0 && gives_up_direct(self, lane, block, ENODATA))
+        return read_buffered(self, block, error);
     if (advance == 0) return short_read(self->pipeline, block, have, error);
     read->offset += advance;
     read->size -= advance;

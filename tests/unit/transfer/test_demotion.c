@@ -91,6 +91,36 @@ TEST(a_refused_direct_read_is_read_through_the_cache)
     }
 }
 
+/// Direct reads that stop within a page before their end, as a signal or a server may have it.
+static void stop_within_a_page(fsti_io_op *op) {
+    bool is_direct = op->engine == FST_ENGINE_DIRECT || op->engine == FST_ENGINE_URING;
+    if (!is_direct || op->result <= 8192 || atomic_fetch_sub(&good_reads, 1) > 0) return;
+    atomic_fetch_add(&refused_reads, 1);
+    op->result = 512;
+}
+
+TEST(a_direct_read_that_stops_within_a_page_goes_on_through_the_cache)
+{
+    static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_AUTO, FST_ENGINE_DIRECT};
+    for (size_t i = 0; i < 3; i++) {
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        fst_error error = {0};
+        fsti_io_hide(i == 1 ? FSTI_IO_HIDE_URING : 0);
+        atomic_store(&good_reads, 3);
+        atomic_store(&refused_reads, 0);
+        fsti_io_fault_hook_set(stop_within_a_page);
+        fst_status status = load_all(engines[i], &stats, &error);
+        fsti_io_fault_hook_set(NULL);
+        fsti_io_hide(0);
+        if (atomic_load(&refused_reads) == 0) SKIP("no direct reads here");
+        CHECK_INT(status, engines[i] == FST_ENGINE_AUTO ? FST_OK : FST_E_SHORT_READ);
+        if (status != FST_OK) continue;
+        CHECK_CONTAINS(stats.engine, "pread");
+        CHECK_CONTAINS(stats.reason, "as a direct read failed");
+        CHECK_INT(stats.bytes_read, TENSOR_COUNT * TENSOR_BYTES);
+    }
+}
+
 static uint64_t cached_bytes(const char *path) {
     fsti_file *file = NULL;
     uint64_t bytes = UINT64_MAX;
