@@ -237,7 +237,8 @@ fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error
         status = FST_OK;
     } else {
         bool is_refused = place->refusal == 412 && request.counts.requests == 1;
-        *unknown = status != FST_E_PERMISSION && status != FST_E_NO_MEMORY && !is_refused;
+        // Also of an answer that there was no memory for.
+        *unknown = request.counts.requests > 0 && status != FST_E_PERMISSION && !is_refused;
     }
     fsti_free(list);
     return status;
