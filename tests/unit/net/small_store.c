@@ -153,7 +153,8 @@ static void act_on_upload(exchange *one) {
         end_upload(one, id);
         return;
     }
-    name_part(one, id, (unsigned)atoi(part + strlen("partNumber=")), name, sizeof name);
+    name_part(one, id, (unsigned)strtoul(part + strlen("partNumber="), NULL, 10), name,
+              sizeof name);
     entry *made = put(name, one->body, one->size);
     one->body = NULL;
     snprintf(one->mark, sizeof one->mark, "%s", made->mark);
@@ -168,7 +169,8 @@ static void list(exchange *one) {
         size_t used = strlen(text);
         snprintf(text + used, sizeof text - used, "<Contents><Key>%s</Key></Contents>", key + 1);
     }
-    strcat(text, "</ListBucketResult>");
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "</ListBucketResult>");
     say(one, "200 OK", text);
 }
 
@@ -306,8 +308,8 @@ const char *small_store_begin(void) {
     socklen_t size = sizeof at;
     if (listener >= 0) return address;
     listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(listener, (struct sockaddr *)&at, sizeof at) != 0 || listen(listener, 64) != 0 ||
-        getsockname(listener, (struct sockaddr *)&at, &size) != 0)
+    if (listener < 0 || bind(listener, (struct sockaddr *)&at, sizeof at) != 0 ||
+        listen(listener, 64) != 0 || getsockname(listener, (struct sockaddr *)&at, &size) != 0)
         abort();
     snprintf(address, sizeof address, "http://127.0.0.1:%u", ntohs(at.sin_port));
     start(take_connections, NULL);
