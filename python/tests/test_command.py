@@ -142,6 +142,30 @@ def test_verify_exit_codes(run, raw, tmp_path):
     assert done.returncode == 0 and not done.stdout
 
 
+@pytest.mark.parametrize("way, stays", [("keep", True), ("bypass", False)])
+def test_the_page_cache_is_kept_or_left_alone(run, model, way, stays):
+    """As the next load finds it: of several rounds one counts, others empty the cache as well."""
+    def load(cache):
+        done = run("load", "--json", "--mode", "load", "--cache", cache, model[0])
+        return json.loads(done.stdout)
+
+    for _ in range(5):
+        fd = os.open(model[0], os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        first, second = load(way), load("bypass")
+        if first["chunks_resident"] == 0 and (stays or first["bytes_direct"]):
+            if second["chunks_resident"] == (second["chunk_count"] if stays else 0):
+                return
+            last = second
+        else:
+            last = None  # a file system without direct reads, or that is memory
+    if last is None:
+        pytest.skip("this file system has nothing but its cache")
+    raise AssertionError((way, last["chunks_resident"], last["chunk_count"]))
+
+
 @pytest.mark.parametrize("arguments", [
     [], ["--mode", "load"], ["--mode", "map"], ["--engine", "pread", "--threads", "2"],
     ["--select", "large"], ["--budget", "16M", "--mode", "load"], ["--repeat", "3"],

@@ -194,6 +194,8 @@ def test_layer_check_can_fail(tmp_path):
         ("check_layers.py", "src/plan/plan.c", "#include <unistd.h>\n", "pure room"),
         ("check_layers.py", "src/transfer/schedule.c", "void f(void) { fsti_worker_run(0, 0); }\n",
          "a circle of files"),
+        ("check_layers.py", "src/format/header_validate.c",
+         "void f(void) { fsti_packed_clear(0); }\n", "a circle of files"),
         ("check_layers.py", "src/transfer/worker.c", "const void *f = &fsti_sink_view;\n", "names"),
         ("check_layers.py", "cli/main.c", '#include "base/base.h"\n', "not public"),
         ("check_style.py", "src/plan/plan.c",

@@ -45,12 +45,6 @@ static const fsti_metadata_pair *next_pair(const fsti_header *header, size_t *in
     return NULL;
 }
 
-static bool has_key(const fsti_header *header) {
-    size_t index = 0, count = 0;
-    while (next_pair(header, &index) != NULL) count++;
-    return count < header->metadata_count;
-}
-
 static bool is_same_text(const fsti_header *a, fsti_text one, const fsti_header *b,
                          fsti_text other) {
     return one.size == other.size && memcmp(a->bytes + one.at, b->bytes + other.at, one.size) == 0;
@@ -69,15 +63,6 @@ static bool has_same_metadata(const fsti_header *stored, const fsti_header *orig
 
 static bool is_vector(const fsti_tensor *tensor) {
     return tensor->dtype == FST_DTYPE_U8 && tensor->rank == 1;
-}
-
-bool fsti_packed_is(const fsti_header *header) {
-    if (header->tensor_count == 0) return false;
-    const fsti_tensor *first = &header->tensors[0];
-    size_t size = strlen(FSTI_PACKED_NAME);
-    return first->name_size == size &&
-           memcmp(fsti_header_name(header, first), FSTI_PACKED_NAME, size) == 0 &&
-           is_vector(first) && has_key(header);
 }
 
 void fsti_packed_clear(fsti_packed *packed) {

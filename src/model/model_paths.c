@@ -273,13 +273,6 @@ static fst_status open_bucket_url(const char *url, uint64_t hash_key,
     return status;
 }
 
-bool fsti_model_is_bucket(const char *url) {
-    static const char *const listed[] = {"s3://", "gs://", "az://"};
-    for (size_t i = 0; i < sizeof listed / sizeof *listed; i++)
-        if (strncasecmp(url, listed[i], 5) == 0) return strcspn(url + 5, "/?#") == strlen(url + 5);
-    return false;
-}
-
 static fst_status open_url(const char *url, uint64_t hash_key,
                            const model_verification *verification, model_paths *out,
                            fst_error *error) {
@@ -316,4 +309,12 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
     else
         status = push_path(out, "", 0, path, error);
     return status;
+}
+
+bool fsti_model_paths_same(const model_paths *paths) {
+    struct stat held, there;
+    if (paths->index_path == NULL) return true;
+    if (!paths->has_index) return fsti_model_list_same(paths->index_path, paths);
+    return fstat(paths->index_hold, &held) == 0 && stat(paths->index_path, &there) == 0 &&
+           held.st_dev == there.st_dev && held.st_ino == there.st_ino;
 }

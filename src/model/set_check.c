@@ -148,11 +148,3 @@ bool fsti_model_files_same(const fst_model *model) {
     }
     return true;
 }
-
-bool fsti_model_paths_same(const model_paths *paths) {
-    struct stat held, there;
-    if (paths->index_path == NULL) return true;
-    if (!paths->has_index) return fsti_model_list_same(paths->index_path, paths);
-    return fstat(paths->index_hold, &held) == 0 && stat(paths->index_path, &there) == 0 &&
-           held.st_dev == there.st_dev && held.st_ino == there.st_ino;
-}

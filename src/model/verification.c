@@ -27,24 +27,6 @@ void fsti_verification_close(model_verification *verification) {
     }
 }
 
-fst_status fsti_model_look(const char *path, path_look *out, fst_error *error) {
-    struct stat info;
-    *out = PATH_IS_ABSENT;
-    if (fsti_net_is_url(path)) { // nobody is asked
-        size_t size = strcspn(path, "?#");
-        *out = path[size - 1] == '/' ? PATH_IS_FOLDER : PATH_IS_FILE;
-        return FST_OK;
-    }
-    if (stat(path, &info) == 0) {
-        *out = S_ISDIR(info.st_mode)   ? PATH_IS_FOLDER
-               : S_ISREG(info.st_mode) ? PATH_IS_FILE
-                                       : PATH_IS_OTHER;
-        return FST_OK;
-    }
-    if (errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG) return FST_OK;
-    return fsti_error_errno(error, errno, path, "looking at the path");
-}
-
 /// The folder of a model with its last slash: of a file, the part of its path before its name.
 static char *make_folder(const char *path, bool is_dir) {
     const char *slash = strrchr(path, '/');
@@ -62,26 +44,6 @@ fst_status fsti_model_folder(const char *path, char **out, fst_error *error) {
     FST_TRY(fsti_model_look(path, &look, error));
     *out = make_folder(path, look == PATH_IS_FOLDER);
     return *out == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
-}
-
-char *fsti_model_join(const char *start, const char *end) {
-    size_t size = strlen(start) + strlen(end) + 1, length = strlen(start);
-    const char *query = "";
-    if (fsti_net_is_url(start)) {
-        length = strcspn(start, "?#");
-        // A store's query is the version of one object.
-        if (strncasecmp(start, "http", 4) == 0) query = start + length;
-    }
-    char *text = fsti_alloc(size);
-    if (text != NULL) snprintf(text, size, "%.*s%s%s", (int)length, start, end, query);
-    return text;
-}
-
-char *fsti_model_tell(const char *path) {
-    size_t size = strlen(path) + 1;
-    char *text = fsti_string_copy(path, size - 1);
-    if (text != NULL && fsti_net_is_url(path)) fsti_url_tell(path, text, size);
-    return text;
 }
 
 /// Whether an object is there. Who may not list a bucket is refused what is not there as well.

@@ -185,20 +185,6 @@ fst_status fsti_whole_find(const char *path, const char *folder, const model_wis
 
 bool fsti_whole_is_signed(const whole_digests *whole) { return whole->has_bundle; }
 
-const unsigned char *fsti_whole_known(const whole_digests *whole, const char *name) {
-    const fsti_signed_file *files = whole->sums.files;
-    size_t count = whole->sums.file_count, size = strlen(name);
-    if (whole->has_bundle) {
-        files = whole->bundle.statement.files;
-        count = whole->bundle.statement.file_count;
-    }
-    for (size_t i = 0; i < count; i++)
-        if (!files[i].is_listed_otherwise && files[i].name_size == size &&
-            memcmp(files[i].name, name, size) == 0)
-            return files[i].digest;
-    return NULL;
-}
-
 bool fsti_whole_holds(const whole_digests *whole, const char *name, const char *bytes,
                       size_t byte_count) {
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
