@@ -142,6 +142,20 @@ int fixture_as_stranger(int (*work)(void *context), void *context) {
     return WEXITSTATUS(status) == 101 ? -1 : WEXITSTATUS(status);
 }
 
+int fixture_mapping_has(const void *address, const char *flag) {
+    char line[512], wanted[16];
+    int inside = 0, found = 0;
+    snprintf(wanted, sizeof wanted, " %s", flag);
+    FILE *maps = fopen("/proc/self/smaps", "re");
+    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+        unsigned long begin, end, at = (unsigned long)(uintptr_t)address;
+        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2) inside = at >= begin && at < end;
+        found = inside && strncmp(line, "VmFlags:", 8) == 0 && strstr(line, wanted) != NULL;
+    }
+    if (maps != NULL) fclose(maps);
+    return found;
+}
+
 uint64_t fixture_random(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     uint64_t value = *state ^ (*state >> 29);

@@ -34,6 +34,10 @@ void fixture_warm(const char *path);
 /// read. Returns what `work` does (0 to 100), or -1 where this process can't become somebody else.
 int fixture_as_stranger(int (*work)(void *context), void *context);
 
+/// Whether the system notes the flag of the mapping that holds `address`, as "hg" (asks for huge
+/// pages) and "nh" (asks for small ones) in proc(5), smaps.
+int fixture_mapping_has(const void *address, const char *flag);
+
 /// Deterministic pseudo-random numbers.
 uint64_t fixture_random(uint64_t *state);
 

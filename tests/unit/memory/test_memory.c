@@ -99,22 +99,6 @@ TEST(lower_limit_trims)
     fsti_arena_keep_max(0);
 }
 
-/// What the system notes of a mapping: "hg" and "nh" among its flags.
-static bool has_flag(const char *address, const char *flag) {
-    char line[512], wanted[16];
-    bool inside = false, found = false;
-    snprintf(wanted, sizeof wanted, " %s", flag);
-    FILE *maps = fopen("/proc/self/smaps", "r");
-    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
-        unsigned long begin, end;
-        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
-            inside = (unsigned long)address >= begin && (unsigned long)address < end;
-        found = inside && strncmp(line, "VmFlags:", 8) == 0 && strstr(line, wanted) != NULL;
-    }
-    if (maps != NULL) fclose(maps);
-    return found;
-}
-
 static uint64_t huge_cost_ns;
 static unsigned measured_count;
 static uint64_t tell_cost(char *data, bool is_huge) {
@@ -129,7 +113,7 @@ static void check_choice(uint64_t cost_ns, const char *flag, unsigned count) {
     char *data = fsti_pages_map(32 << 20);
     fsti_pages_choose(data, 32 << 20);
     CHECK_INT(measured_count, count);
-    for (size_t at = 0; at < 32 << 20; at += 1 << 20) CHECK(has_flag(data + at, flag));
+    for (size_t at = 0; at < 32 << 20; at += 1 << 20) CHECK(fixture_mapping_has(data + at, flag));
     munmap(data, 32 << 20);
 }
 
@@ -137,7 +121,7 @@ static void check_choice(uint64_t cost_ns, const char *flag, unsigned count) {
 TEST(pages_are_what_costs_less)
 {
     char *data = fsti_pages_map(4 << 20);
-    bool has_huge = has_flag(data, "hg");
+    bool has_huge = fixture_mapping_has(data, "hg");
     munmap(data, 4 << 20);
     if (!has_huge) SKIP("the system has no huge pages");
     fsti_pages_fake(tell_cost);

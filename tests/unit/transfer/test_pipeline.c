@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -364,6 +365,45 @@ TEST(fresh_memory_of_loads_has_its_pages_chosen)
     CHECK_INT(measures_of(options), fresh - 2);
     CHECK_INT(measures_of(options), 0); // kept
     fst_memory_keep(0);
+    fsti_pages_fake(NULL);
+}
+
+static uint64_t huge_cost_ns;
+static uint64_t tell_cost(char *data, bool is_huge) {
+    (void)data;
+    return is_huge ? huge_cost_ns : 1000000;
+}
+
+/// The middle of the first 64 MiB that a load gives has the flag.
+static void check_loaded_memory(uint64_t cost_ns, const char *flag) {
+    fst_load_options options = options_of(FST_ENGINE_PREAD);
+    fst_model *model = NULL;
+    fst_loader *loader = NULL;
+    fst_tensor *tensor = NULL;
+    fst_tensor_view view;
+    huge_cost_ns = cost_ns;
+    CHECK_INT(fst_model_open(fixture_tensors("one", 1, (uint64_t)64 << 20), NULL, &model, NULL),
+              FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+    CHECK(fixture_mapping_has((const char *)view.data + ((size_t)32 << 20), flag));
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+/// What the system gives then is its own affair: it may be short of huge pages.
+TEST(memory_of_loads_asks_for_the_cheaper_pages)
+{
+    char *memory = fsti_pages_map((uint64_t)4 << 20);
+    int has_huge = fixture_mapping_has(memory, "hg");
+    munmap(memory, (size_t)4 << 20);
+    if (!has_huge) SKIP("the system has no huge pages");
+    fst_memory_keep(0);
+    fsti_pages_fake(tell_cost);
+    check_loaded_memory(100000, "hg");
+    check_loaded_memory(3000000, "nh");
     fsti_pages_fake(NULL);
 }
 
