@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import signal
 import struct
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 # No test asks the machine that it runs on for credentials.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["NO_GCE_CHECK"] = "true"
+# Who runs tests in the background ignores Ctrl-C, and so would every program that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

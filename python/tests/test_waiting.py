@@ -135,7 +135,7 @@ main = threading.main_thread().ident
 def interrupt():
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(10)
+    time.sleep(60)
     if os.path.exists(hold):
         os.unlink(hold)  # a wait that did not end: let it
 
