@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures: models on disk and the built command."""
 
+import ctypes
 import os
 import pathlib
 import signal
@@ -8,9 +9,17 @@ import struct
 
 import pytest
 
-# No test asks the machine that it runs on for credentials.
+# Settings of whoever runs the tests, for stores and for the package.
+SETTINGS_OF_OTHERS = ("AWS_", "AZURE_", "CLOUDSDK_", "FASTSAFETENSORS_", "GCE_", "GOOGLE_",
+                      "IDENTITY_", "STORAGE_")
+for _name in [name for name in os.environ if name.startswith(SETTINGS_OF_OTHERS)]:
+    if _name != "FASTSAFETENSORS_TESTS":
+        del os.environ[_name]
+# No test asks the machine that it runs on for credentials, nor a proxy for what it serves itself.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["NO_GCE_CHECK"] = "true"
+_near = (os.environ.get("no_proxy"), os.environ.pop("NO_PROXY", None), "127.0.0.1,localhost,::1")
+os.environ["no_proxy"] = ",".join(filter(None, _near))
 # Who runs tests in the background ignores Ctrl-C, and so would every program that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -82,6 +91,19 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="heavy: make test ALL=1"))
 
 
+@pytest.fixture
+def own_home(monkeypatch, tmp_path):
+    """An empty home, no credentials of the machine's, and usual settings of addresses after it."""
+    from fastsafetensors import remote
+
+    for name in [name for name in os.environ if name.startswith(("HF_", *SETTINGS_OF_OTHERS))]:
+        if name != "AWS_EC2_METADATA_DISABLED":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", os.fspath(tmp_path))
+    yield tmp_path
+    remote.configure()
+
+
 def write_raw(path, header, data=b""):
     """Write a safetensors file from header text and data."""
     encoded = header if isinstance(header, bytes) else header.encode()
@@ -109,6 +131,14 @@ def command():
 def torch():
     """torch, where it is installed."""
     return pytest.importorskip("torch")
+
+
+def zstd_or_skip():
+    """libzstd, without which compressed files can't be written: a module or test is skipped."""
+    try:
+        return ctypes.CDLL("libzstd.so.1")
+    except OSError:
+        pytest.skip("libzstd is not installed", allow_module_level=True)
 
 
 def sample_tensors(torch):

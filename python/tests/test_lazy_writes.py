@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import zstd_or_skip
 
 torch = pytest.importorskip("torch")
 
@@ -353,10 +353,7 @@ def test_files_of_a_server(tmp_path: Path) -> None:
 
 
 def test_compressed_files(tmp_path: Path) -> None:
-    try:
-        ctypes.CDLL("libzstd.so.1")
-    except OSError:
-        pytest.skip("libzstd is not installed")
+    zstd_or_skip()
     save_file({f"layers.{i}.w": tensor(i, 200).bfloat16() for i in range(6)},
               tmp_path / "packed.safetensors", compress=True)
     with LazyModel(tmp_path / "packed.safetensors") as model:

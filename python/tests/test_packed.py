@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed files: every front sees the tensors that were saved, bit for bit."""
 
-import ctypes
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ import sys
 import threading
 
 import pytest
+from conftest import zstd_or_skip
 
 torch = pytest.importorskip("torch")
 import fake_gpu  # noqa: E402
@@ -30,10 +30,7 @@ from fastsafetensors import (  # noqa: E402
 )
 from fastsafetensors._core import Model  # noqa: E402
 
-try:
-    ctypes.CDLL("libzstd.so.1")
-except OSError:
-    pytest.skip("libzstd is not installed", allow_module_level=True)
+zstd_or_skip()
 
 
 def weights() -> dict[str, "torch.Tensor"]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -14,12 +13,10 @@ import subprocess
 import sys
 
 import pytest
+from conftest import zstd_or_skip
 
 torch = pytest.importorskip("torch")
-try:
-    ctypes.CDLL("libzstd.so.1")
-except OSError:
-    pytest.skip("libzstd is not installed", allow_module_level=True)
+zstd_or_skip()
 
 import fastsafetensors.numpy as fst_numpy  # noqa: E402
 import fastsafetensors.torch as fst_torch  # noqa: E402

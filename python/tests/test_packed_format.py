@@ -9,15 +9,13 @@ import struct
 
 import numpy as np
 import pytest
+from conftest import zstd_or_skip
 
 import fastsafetensors.numpy as fst
 from fastsafetensors import SafetensorError
 from fastsafetensors import safe_open as SafeOpen
 
-try:
-    ZSTD = ctypes.CDLL("libzstd.so.1")
-except OSError:
-    pytest.skip("libzstd is not installed", allow_module_level=True)
+ZSTD = zstd_or_skip()
 ZSTD.ZSTD_decompress.restype = ZSTD.ZSTD_compress.restype = ctypes.c_size_t
 
 NUMBERS = {"U8": 4, "I16": 11, "F16": 13, "BF16": 14, "F32": 17, "I64": 20}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -17,13 +16,11 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from conftest import zstd_or_skip
 from web_server import web_server
 
 torch = pytest.importorskip("torch")
-try:
-    ctypes.CDLL("libzstd.so.1")
-except OSError:
-    pytest.skip("libzstd is not installed", allow_module_level=True)
+zstd_or_skip()
 
 from fastsafetensors import (  # noqa: E402
     ParallelLoader,

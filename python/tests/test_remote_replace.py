@@ -3,37 +3,20 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-from collections.abc import Iterator
-
 import numpy
 import pytest
-from object_store import ObjectStore, failure, object_store
+from object_store import ask, failure, object_store
 from web_server import Answer, Request
 
-from fastsafetensors import SafetensorError, remote, safe_open
+from fastsafetensors import SafetensorError, safe_open
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Writer
 
+pytestmark = pytest.mark.usefixtures("own_home")
 FOLDER, INDEX = "s3://bucket/m/", "/bucket/m/model.safetensors.index.json"
 KIB = 1024
 Tensors = dict[str, numpy.ndarray]
 CHANGES = [(3, 3), (2, 3), (1, 3), (3, 1), (1, 1)]
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yield
-    remote.configure()
-
-
-def ask(server: ObjectStore) -> None:
-    """Have addresses of S3 mean this store."""
-    remote.configure(endpoint=server.url, anonymous=True, retry_base_ms=2, tries_max=2)
 
 
 def open_set(files: int, seed: int) -> tuple[Writer, Tensors]:

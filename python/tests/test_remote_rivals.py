@@ -3,44 +3,18 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-from collections.abc import Iterator
-
 import numpy
 import pytest
-from object_store import ObjectStore, failure, object_store
+from object_store import KINDS, PLACES, ObjectStore, ask, failure, object_store
 from web_server import Answer, Request
 
-from fastsafetensors import SafetensorError, remote
+from fastsafetensors import SafetensorError
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Writer
 
-SETTINGS: dict[str, dict[str, object]] = {
-    "s3": {"anonymous": True},
-    "gs": {"bearer_token": "ya29.x"},
-    "az": {"account": "acct", "sas_token": "sv=1&sig=x"},
-}
-PLACES = {"s3": "/box/m/", "gs": "/box/m/", "az": "/acct/box/m/"}
+pytestmark = pytest.mark.usefixtures("own_home")
 INDEX = "model.safetensors.index.json"
 CONFLICT = "another save has put something there|another save has removed files"
-KINDS = list(SETTINGS)
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yield
-    remote.configure()
-
-
-def ask(server: ObjectStore, kind: str) -> None:
-    """Have addresses of a kind mean this store."""
-    if kind == "gs" and server.generations is None:
-        server.generations = {}
-    remote.configure(endpoint=server.url, retry_base_ms=2, tries_max=2, **SETTINGS[kind])
 
 
 def open_set(kind: str, files: int, seed: int) -> Writer:

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -19,21 +17,11 @@ from fastsafetensors import SafetensorError, remote
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Writer
 
-PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_")
+pytestmark = pytest.mark.usefixtures("own_home")
 ADDRESS = "s3://bucket/a folder/model.safetensors"
 PLACE = "/bucket/a folder/model.safetensors"
 MIB = 1 << 20
 Tensors = dict[str, numpy.ndarray]
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    yield
-    remote.configure()
 
 
 def ask(server: ObjectStore, **more: object) -> None:

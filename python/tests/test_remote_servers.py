@@ -8,7 +8,6 @@ import os
 import pathlib
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -18,7 +17,7 @@ from fastsafetensors import SafetensorError, remote
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Model, Writer
 
-PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_")
+pytestmark = pytest.mark.usefixtures("own_home")
 Tensors = dict[str, numpy.ndarray]
 
 
@@ -26,16 +25,6 @@ def needs(program: str, package: str) -> pytest.MarkDecorator:
     """Skip where a program is not installed."""
     missing = find_program(program) is None
     return pytest.mark.skipif(missing, reason=f"no {program} here ({package})")
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    yield
-    remote.configure()
 
 
 @pytest.fixture(scope="module")

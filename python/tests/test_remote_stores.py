@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import pathlib
 import urllib.parse
-from collections.abc import Iterator
 from contextlib import closing
 from xml.sax.saxutils import escape
 
@@ -19,21 +18,7 @@ from fastsafetensors import numpy as fst_numpy
 from fastsafetensors import remote
 from fastsafetensors._core import Model
 
-VARIABLES = [
-    *("AWS_" + name for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "REGION")),
-    *("AWS_" + name for name in ("DEFAULT_REGION", "ENDPOINT_URL", "ENDPOINT_URL_S3", "PROFILE")),
-    *("AWS_WEB_IDENTITY_TOKEN_FILE", "HF_TOKEN", "HF_ENDPOINT", "GOOGLE_OAUTH_ACCESS_TOKEN"),
-    *("STORAGE_EMULATOR_HOST", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_SAS_TOKEN"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yield
-    remote.configure()
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture

@@ -21,18 +21,8 @@ from fastsafetensors import SafetensorError, remote
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Model
 
-PREFIXES = ("AWS_", "HF_", "GOOGLE_", "AZURE_", "STORAGE_")
+pytestmark = pytest.mark.usefixtures("own_home")
 KEYS = {"access_key": "AKIDEXAMPLE", "secret_key": "S3CR3T", "session_token": "SESSION"}
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    yield
-    remote.configure()
 
 
 def make(order: str) -> bytes:

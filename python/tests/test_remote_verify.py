@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy
@@ -21,16 +20,8 @@ from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Model, Writer
 from fastsafetensors._verify import SignedBy
 
+pytestmark = pytest.mark.usefixtures("own_home")
 NAMES = ["model.safetensors", "a b.safetensors"]
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yield
-    remote.configure()
 
 
 def make_set(folder: pathlib.Path) -> None:
