@@ -105,10 +105,11 @@ void fsti_file_expect(char *mapping, uint64_t begin, uint64_t end);
 /// A file's bytes read in order, to nowhere, so that they are in the page cache: the kernel sees a
 /// stream come, reads ahead of it, and takes pages that grow (which later starts map in fewer
 /// steps than those that it was told to read). Of one thread, with an opening of its own where that
-/// costs nothing, since streams that share one look like reads here and there. The file outlives
-/// it.
+/// costs nothing, since streams that share one look like reads here and there. Nothing at `end` and
+/// behind it is wanted: so far ahead the kernel is kept from reading. The file outlives it.
 typedef struct fsti_file_stream fsti_file_stream;
-fst_status fsti_stream_open(fsti_file *file, fsti_file_stream **out, fst_error *error);
+fst_status fsti_stream_open(fsti_file *file, uint64_t end, fsti_file_stream **out,
+                            fst_error *error);
 /// Adds its calls to *read_count. Where the file ends early, FST_OK.
 fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t end,
                             uint64_t *read_count, fst_error *error);

@@ -41,21 +41,28 @@ uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end) 
 /// From the second or third block on the kernel takes reads for a stream.
 #define LOOK_BLOCK_COUNT 4u
 
+/// So much before its end a stream is no longer read ahead of: a window of 8 MiB, and the next one
+/// on its way.
+#define EXACT_BYTES ((uint64_t)16 << 20)
+
 struct fsti_file_stream {
     fsti_file *file;
     int fd;
     bool is_own;          ///< the descriptor is an opening of the stream's own
     uint32_t block_count; ///< read so far
     bool is_told;         ///< the kernel does not read ahead by itself
+    uint64_t end;         ///< nothing behind it is wanted
     char block[BLOCK_BYTES];
 };
 
-fst_status fsti_stream_open(fsti_file *file, fsti_file_stream **out, fst_error *error) {
+fst_status fsti_stream_open(fsti_file *file, uint64_t end, fsti_file_stream **out,
+                            fst_error *error) {
     char link[32];
     fsti_file_stream *stream = *out = fsti_alloc(sizeof *stream);
     if (stream == NULL) return fsti_error_memory(error, sizeof *stream);
     stream->file = file;
     stream->is_told = false;
+    stream->end = end < fsti_file_size(file) ? end : UINT64_MAX;
     stream->block_count = 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
     bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && !fsti_file_is_cached(file);
@@ -90,8 +97,16 @@ static bool is_alone(fsti_file_stream *stream, uint64_t at, uint64_t end) {
     return fsti_file_resident(stream->file, at, limit, &resident) && resident == 0;
 }
 
+/// What the kernel reads ahead of a stream, up to the device's window, is brought for nothing where
+/// the stream ends: its last bytes are told instead.
+static void end_ahead(fsti_file_stream *stream, uint64_t at) {
+    if (stream->is_told || !stream->is_own || stream->end - at > EXACT_BYTES) return;
+    stream->is_told = posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM) == 0;
+}
+
 fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t end,
                             uint64_t *read_count, fst_error *error) {
+    end_ahead(stream, begin);
     if (stream->is_told) tell(stream, begin, end);
     for (uint64_t at = begin; at < end;) {
         fsti_io_op read = {.file = stream->file,
@@ -127,7 +142,7 @@ static bool can_read_instead(int failure) {
 static fst_status read_instead(fsti_file *file, uint64_t begin, uint64_t end, fst_error *error) {
     fsti_file_stream *stream;
     uint64_t read_count = 0;
-    FST_TRY(fsti_stream_open(file, &stream, error));
+    FST_TRY(fsti_stream_open(file, end, &stream, error));
     fst_status status = fsti_stream_read(stream, begin, end, &read_count, error);
     fsti_stream_close(stream);
     return status;

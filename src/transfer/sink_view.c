@@ -68,10 +68,11 @@ static fst_status take_huge(fsti_pipeline *pipeline, uint32_t chunk, worker_coun
 static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
-    fsti_file *file = pipeline->job.files[plan->extents[plan->chunks[chunk].extent].file];
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    fsti_file *file = pipeline->job.files[extent->file];
     uint32_t end = fsti_pipeline_take_run(pipeline, chunk, RUN_BYTES_MAX);
     fsti_file_stream *stream;
-    FST_TRY(fsti_stream_open(file, &stream, error));
+    FST_TRY(fsti_stream_open(file, extent->end, &stream, error));
     fst_status status = FST_OK;
     atomic_store(&pipeline->was_read, true);
     for (; status == FST_OK && chunk < end && !atomic_load(&pipeline->stop); chunk++) {

@@ -152,7 +152,7 @@ static int stream_halves(const char *path, uint64_t *read_count) {
     if (fsti_file_open(path, &file, NULL) != FST_OK) return 0;
     bool evicts = fsti_file_resident(file, 0, STREAM_BYTES, &bytes) && bytes == 0;
     bool is_read =
-        fsti_stream_open(file, &stream, NULL) == FST_OK &&
+        fsti_stream_open(file, UINT64_MAX, &stream, NULL) == FST_OK &&
         fsti_stream_read(stream, 0, STREAM_BYTES / 2, read_count, NULL) == FST_OK &&
         fsti_stream_read(stream, STREAM_BYTES / 2, STREAM_BYTES, read_count, NULL) == FST_OK;
     fsti_stream_close(stream);
@@ -181,6 +181,32 @@ TEST(streams_bring_files_into_the_page_cache)
     }
 }
 
+/// A part of a file costs its own bytes, whatever window the device is read ahead by.
+TEST(streams_bring_nothing_behind_their_end)
+{
+    enum { MIB = 1 << 20 };
+    const char *path = fixture_tensors("part", 1, 64 * MIB);
+    fsti_file *file;
+    fsti_file_stream *stream;
+    uint64_t bytes, read_count = 0;
+    fixture_evict(path);
+    CHECK_INT(fsti_file_open(path, &file, NULL), FST_OK);
+    if (!fsti_file_resident(file, MIB, 60 * MIB, &bytes) || bytes > 0) {
+        fsti_file_unref(file);
+        SKIP("this file system does not evict on request");
+    }
+    CHECK_INT(fsti_stream_open(file, 7 * MIB, &stream, NULL), FST_OK);
+    CHECK_INT(fsti_stream_read(stream, MIB, 4 * MIB, &read_count, NULL), FST_OK);
+    CHECK_INT(fsti_stream_read(stream, 4 * MIB, 7 * MIB, &read_count, NULL), FST_OK);
+    fsti_stream_close(stream);
+    CHECK_INT(read_count, 24);
+    CHECK(fsti_file_resident(file, MIB, 7 * MIB, &bytes));
+    CHECK_INT(bytes, 6 * MIB);
+    CHECK(fsti_file_resident(file, 8 * MIB, 60 * MIB, &bytes));
+    CHECK_INT(bytes, 0);
+    fsti_file_unref(file);
+}
+
 /// The number that the next descriptor will have.
 static int next_descriptor(void) {
     int fd = dup(STDIN_FILENO);
@@ -201,7 +227,7 @@ TEST(streams_open_no_file_again_where_that_drops_what_is_cached)
         fsti_file_stream *stream;
         CHECK_INT(fsti_file_open(paths[i], &file, NULL), FST_OK);
         int before = next_descriptor();
-        CHECK_INT(fsti_stream_open(file, &stream, NULL), FST_OK);
+        CHECK_INT(fsti_stream_open(file, UINT64_MAX, &stream, NULL), FST_OK);
         if (i == 0) CHECK_INT(next_descriptor(), before);
         fsti_stream_close(stream);
         CHECK_INT(next_descriptor(), before);
