@@ -44,14 +44,16 @@ uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end) 
 /// So much before its end a stream is no longer read ahead of: a window of 8 MiB, and the next one
 /// on its way.
 #define EXACT_BYTES ((uint64_t)16 << 20)
+/// So much is told ahead of what is read, that the device has something to do.
+#define TOLD_BYTES ((uint64_t)8 << 20)
 
 struct fsti_file_stream {
     fsti_file *file;
     int fd;
     bool is_own;          ///< the descriptor is an opening of the stream's own
     uint32_t block_count; ///< read so far
-    bool is_told;         ///< the kernel does not read ahead by itself
-    uint64_t end;         ///< nothing behind it is wanted
+    bool is_told;         ///< the kernel does not read ahead by itself: it was told up to `told`
+    uint64_t told, end;   ///< nothing at `end` and behind it is wanted
     char block[BLOCK_BYTES];
 };
 
@@ -62,7 +64,8 @@ fst_status fsti_stream_open(fsti_file *file, uint64_t end, fsti_file_stream **ou
     if (stream == NULL) return fsti_error_memory(error, sizeof *stream);
     stream->file = file;
     stream->is_told = false;
-    stream->end = end < fsti_file_size(file) ? end : UINT64_MAX;
+    stream->told = 0;
+    stream->end = fsti_min(end, fsti_file_size(file));
     stream->block_count = 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
     bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && !fsti_file_is_cached(file);
@@ -80,13 +83,16 @@ void fsti_stream_close(fsti_file_stream *stream) {
     fsti_free(stream);
 }
 
-/// Tells the kernel that [begin, end) is wanted soon, in calls that no device's window makes
-/// smaller.
-static void tell(const fsti_file_stream *stream, uint64_t begin, uint64_t end) {
+/// Tells the kernel that [begin, end) is wanted soon, and more of what follows, in calls that no
+/// device's window makes smaller.
+static void tell(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
     enum { ADVICE_BYTES = 128 << 10 };
-    for (uint64_t at = begin; at < end; at += ADVICE_BYTES)
-        posix_fadvise(stream->fd, (off_t)at, (off_t)fsti_min(end - at, ADVICE_BYTES),
+    uint64_t until = fsti_max(fsti_min(end + TOLD_BYTES, stream->end), end);
+    uint64_t at = fsti_max(begin, fsti_min(stream->told, until));
+    for (; at < until; at += ADVICE_BYTES)
+        posix_fadvise(stream->fd, (off_t)at, (off_t)fsti_min(until - at, ADVICE_BYTES),
                       POSIX_FADV_WILLNEED);
+    stream->told = until;
 }
 
 /// Where a stream is under way and nothing in front of it is there or on its way, the device's
@@ -100,7 +106,9 @@ static bool is_alone(fsti_file_stream *stream, uint64_t at, uint64_t end) {
 /// What the kernel reads ahead of a stream, up to the device's window, is brought for nothing where
 /// the stream ends: its last bytes are told instead.
 static void end_ahead(fsti_file_stream *stream, uint64_t at) {
-    if (stream->is_told || !stream->is_own || stream->end - at > EXACT_BYTES) return;
+    uint64_t limit = stream->end;
+    if (stream->is_told || !stream->is_own || limit == fsti_file_size(stream->file)) return;
+    if (limit > at && limit - at > EXACT_BYTES) return;
     stream->is_told = posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM) == 0;
 }
 
