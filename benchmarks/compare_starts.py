@@ -12,12 +12,14 @@ every round; medians are reported. A peer is a folder made by `pip install --tar
 PACKAGE`, named safetensors-rc, runai or fastsafetensors-0.5. No memory is warmed beforehand (what a
 virtual machine takes for fresh pages is part of what users wait for), but in the place "warm
 memory". The place "fuse" wants bindfs, "512 MiB" a group of the memory controller that may be made,
-and the limit "fio" fio.
+and the limit "fio" fio. With --forced the contenders are this package's own engines and policies,
+each forced, beside what it chooses by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import mmap
 import os
@@ -31,7 +33,7 @@ import time
 from typing import Any
 
 STRANGER = 65534
-MODELS = ("25 MB", "1 GiB", "20,000 tensors", "4 shards")
+MODELS = ("25 MB", "100 MB", "1 GiB", "20,000 tensors", "4 shards")
 WAYS = ("views", "owned", "three tensors", "header only")
 STARTS = ("first", "second", "third", "half")
 PLACES = ("disk", "warm memory", "readahead 128K", "tmpfs", "fuse", "stranger", "512 MiB")
@@ -79,15 +81,15 @@ def run_safetensors(way: str, paths: list[str], names: list[str]) -> int:
     return touch([x.clone() for x in tensors] if way == "owned" else tensors)
 
 
-def run_ours(way: str, paths: list[str], names: list[str]) -> int:
+def run_ours(way: str, paths: list[str], names: list[str], **forced: str) -> int:
     """This package; owned is mode="load"."""
     import fastsafetensors
     from fastsafetensors.torch import load_file
 
     if way in ("three tensors", "header only"):
         return through_safe_open(fastsafetensors, way, paths, names)
-    mode = "load" if way == "owned" else "auto"
-    return touch(load_file(paths if len(paths) > 1 else paths[0], mode=mode).values())
+    options = {"mode": "load" if way == "owned" else "auto"} | forced
+    return touch(load_file(paths if len(paths) > 1 else paths[0], **options).values())
 
 
 def run_runai(way: str, paths: list[str], names: list[str]) -> int:
@@ -142,6 +144,17 @@ CONTENDERS = {
     "plain read": (run_plain, ("owned",)),
     "fio": (run_fio, ("owned",)),
 }
+# What the package decides by itself, decided for it. Views are made by no engine: the second row
+# is what could be had instead of them.
+FORCED = {
+    "ours map": ({"mode": "map"}, ("views",)),
+    "ours keep": ({"mode": "load", "cache": "keep"}, ("views", "owned")),
+    "ours bypass": ({"mode": "load", "cache": "bypass"}, ("views", "owned")),
+    **{f"ours {engine}": ({"mode": "load", "engine": engine}, ("views", "owned"))
+       for engine in ("pread", "direct", "uring", "mmap")},
+}
+CONTENDERS |= {name: (functools.partial(run_ours, **forced), ways)
+               for name, (forced, ways) in FORCED.items()}
 SMALL_WAYS = ("three tensors", "header only")
 
 
@@ -192,7 +205,7 @@ def import_package(name: str) -> None:
     torch.set_num_threads(1)
     if name.startswith("safetensors"):
         import safetensors.torch  # noqa: F401
-    elif name == "ours":
+    elif name.split()[0] == "ours":
         import fastsafetensors.torch  # noqa: F401
     elif name == "runai":
         import runai_model_streamer  # noqa: F401
@@ -223,8 +236,9 @@ def make_models(folder: pathlib.Path) -> dict[str, list[str]]:
                 for i in range(count)}
 
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = {"25 MB": [(24, 1 << 20)], "1 GiB": [(64, 16 << 20)],
-              "20,000 tensors": [(20000, 1024)], "4 shards": [(16, 16 << 20)] * 4}
+    shapes = {"25 MB": [(24, 1 << 20)], "100 MB": [(24, 4 << 20)], "300 MB": [(72, 4 << 20)],
+              "1 GiB": [(64, 16 << 20)], "20,000 tensors": [(20000, 1024)],
+              "4 shards": [(16, 16 << 20)] * 4}
     models: dict[str, list[str]] = {}
     for model, parts in shapes.items():
         models[model] = []
@@ -332,17 +346,17 @@ class Readahead:
             self.file.write_text(self.before)
 
 
-def open_servers(peers: dict[str, str]) -> dict[str, subprocess.Popen[str]]:
-    """Start the contenders that can be had."""
+def open_servers(names: list[str], peers: dict[str, str]) -> dict[str, subprocess.Popen[str]]:
+    """Start those of the contenders that can be had."""
     servers = {}
-    for name in CONTENDERS:
+    for name in names:
         environment = dict(os.environ)
         if name in peers:
             environment["PYTHONPATH"] = peers[name]
         elif name == "fio" and shutil.which("fio") is None:
             print("without fio: it is not installed")
             continue
-        elif name not in ("ours", "safetensors", "plain read", "fio"):
+        elif name.split()[0] not in ("ours", "safetensors", "plain", "fio"):
             print(f"without {name}: no --peer {name}=FOLDER")
             continue
         server = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--serve", name],
@@ -427,7 +441,9 @@ def run_place(place: Place, servers: dict[str, Any], options: argparse.Namespace
 
 def run_grid(options: argparse.Namespace) -> None:
     """All cells that can be had; the rest with what stops it."""
-    servers = open_servers(dict(text.split("=", 1) for text in options.peer))
+    names = ["ours", *FORCED] if options.forced else [n for n in CONTENDERS if n not in FORCED]
+    servers = open_servers(options.only.split(",") if options.only else names,
+                           dict(text.split("=", 1) for text in options.peer))
     notes = ["Seconds from the call to the last byte read, median [least-most] of "
              f"{options.rounds} rounds, contenders in turns, {os.cpu_count()} processors."]
     cells = []
@@ -465,6 +481,9 @@ def main() -> None:
     parser.add_argument("--models", default=";".join(MODELS), help="apart by ;")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--forced", action="store_true", help="every engine and cache policy that "
+                        "can be forced, beside what is chosen by default, instead of the peers")
+    parser.add_argument("--only", help="these contenders, apart by commas")
     parser.add_argument("--report", help="a Markdown file to write")
     parser.add_argument("--json", help="a JSON file to write")
     options = parser.parse_args()

@@ -94,8 +94,8 @@ DEFINITION = re.compile(r"^(?!static|typedef|#|extern)[a-z][\w \*]*?\b(fsti_\w+)
 TABLE = re.compile(r"^const fsti_\w+ (fsti_\w+) = \{", re.M)
 # Rooms in which no file leads back to itself by way of what it calls.
 STRAIGHT = ("format", "io", "loader", "memory", "model", "plan", "transfer")
-# Who reads, and who hands out what is read, know that there is a sink, not which.
-SINKLESS = ("worker.c", "schedule.c", "file_routes.c")
+# Who begins a load, reads, and hands out what is read, know that there is a sink, not which.
+SINKLESS = ("pipeline.c", "worker.c", "schedule.c", "file_routes.c")
 SINK = re.compile(r"\bfsti_sink_(?:host|view|device)\b")
 
 

@@ -344,7 +344,7 @@ fst_status fsti_device_lane_send_parcel(fsti_pipeline *pipeline, uint32_t chunk,
     return queue_slot(pipeline, slot, status, counts, error);
 }
 
-void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t size) {
+void fsti_device_lane_explain(fsti_pipeline *pipeline, char *text, size_t size) {
     const device_lane *lane = pipeline->device_lane;
     text[0] = '\0';
     if (lane == NULL) return;

@@ -15,6 +15,8 @@
 /// Of it, what the page cache is not known to hold: a file server may take its time, and callers
 /// have time limits. So little is not worth a thread all the same.
 #define INLINE_ABSENT_BYTES_MAX ((uint64_t)64 << 10)
+/// How long one who works while waiting sleeps when all that is left is others' to do.
+#define WAITER_SLEEP_MS 10
 
 static bool is_small(const fsti_job *job) {
     return job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
@@ -89,7 +91,12 @@ static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
     }
     // The first thread alone can do all of the work; fewer than wished is no failure.
     if (failure == 0 || pipeline->threads_started > 0) return FST_OK;
-    return fsti_error_errno(error, failure, NULL, "starting a thread");
+    if (failure == ENOMEM) return fsti_error_memory(error, sizeof(thread_start));
+    pipeline->by_waiters = true;
+    pipeline->thread_count = 1;
+    snprintf(pipeline->thread_reason, sizeof pipeline->thread_reason,
+             ", by whoever waits, as no thread can be started: %s", strerror(failure));
+    return FST_OK;
 }
 
 static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
@@ -105,7 +112,7 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
     if (!pipeline->sink->is_view)
         FST_TRY(fsti_pipeline_choose_routes(pipeline, is_small(&pipeline->job), error));
-    return pipeline->sink == &fsti_sink_device ? fsti_device_lane_open(pipeline, error) : FST_OK;
+    return pipeline->sink->open != NULL ? pipeline->sink->open(pipeline, error) : FST_OK;
 }
 
 /// Before any thread runs: what fits is admitted when the load is open, not some time later. Of a
@@ -116,8 +123,8 @@ static fst_status admit_first(fsti_pipeline *pipeline, size_t file_count, fst_er
         if (error != NULL) *error = pipeline->error;
         return pipeline->error.status;
     }
-    if (pipeline->sink != &fsti_sink_device) return FST_OK;
-    return fsti_device_lane_probe(pipeline, file_count, error);
+    if (pipeline->sink->probe == NULL) return FST_OK;
+    return pipeline->sink->probe(pipeline, file_count, error);
 }
 
 static fst_status begin_work(fsti_pipeline *pipeline, fst_error *error) {
@@ -160,19 +167,13 @@ static size_t count_files(const fsti_plan *plan) {
     return count;
 }
 
-static const fsti_sink *choose_sink(const fsti_job *job) {
-    if (job->mappings != NULL) return &fsti_sink_view;
-    bool is_far = job->device != NULL && !job->locks_memory;
-    return is_far ? &fsti_sink_device : &fsti_sink_host;
-}
-
 fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_error *error) {
     fsti_pipeline *pipeline = fsti_alloc_zeroed(1, sizeof *pipeline);
     if (pipeline == NULL) return fsti_error_memory(error, sizeof *pipeline);
     pipeline->job = *job;
     pipeline->started_ns = fsti_now_ns();
     pipeline->owner_pid = getpid();
-    pipeline->sink = choose_sink(job);
+    pipeline->sink = fsti_sink_choose(job);
     init_locks(pipeline);
     size_t file_count = count_files(job->plan);
     fst_status status = prepare(pipeline, file_count, error);
@@ -209,7 +210,7 @@ static void stop_work(fsti_pipeline *pipeline) {
     fsti_pipeline_cancel(pipeline);
     for (uint32_t i = 0; i < pipeline->threads_started; i++)
         pthread_join(pipeline->threads[i], NULL);
-    fsti_device_lane_close(pipeline); // before the memory that copies go to
+    if (pipeline->sink->close != NULL) pipeline->sink->close(pipeline); // before memory goes
     pthread_cond_destroy(&pipeline->work_changed);
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
@@ -232,13 +233,6 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     fsti_free(pipeline);
 }
 
-static bool chunks_done(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end) {
-    while (*first < end &&
-           atomic_load_explicit(&pipeline->chunks[*first].step, memory_order_acquire) == CHUNK_DONE)
-        ++*first;
-    return *first >= end;
-}
-
 static struct timespec deadline_after(int64_t timeout_ms) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -251,6 +245,11 @@ static struct timespec deadline_after(int64_t timeout_ms) {
     return time;
 }
 
+static fst_status timed_out(int64_t timeout_ms, fst_error *error) {
+    return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NOWHERE, "timed out after %lld ms",
+                          (long long)timeout_ms);
+}
+
 /// Sleeps until the chunks are done, the work has failed, or the time is up.
 static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                             int64_t timeout_ms, fst_error *error) {
@@ -258,15 +257,14 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
     int woken = 0;
     fst_status status = FST_OK;
     pthread_mutex_lock(&pipeline->lock);
-    while (!chunks_done(pipeline, &first, end)) {
+    while (!fsti_pipeline_chunks_done(pipeline, &first, end)) {
         if (pipeline->has_failed) {
             if (error != NULL) *error = pipeline->error;
             status = pipeline->error.status;
             break;
         }
         if (woken == ETIMEDOUT) {
-            status = fsti_error_set(error, FST_E_TIMEOUT, FSTI_NOWHERE, "timed out after %lld ms",
-                                    (long long)timeout_ms);
+            status = timed_out(timeout_ms, error);
             break;
         }
         woken = timeout_ms < 0
@@ -277,10 +275,26 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
     return status;
 }
 
+/// Works until the chunks are done. What others who wait have taken, and what waits for memory that
+/// they hold, is looked at again now and then.
+static fst_status work_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
+                           int64_t timeout_ms, fst_error *error) {
+    uint64_t limit_ns = (uint64_t)timeout_ms * 1000000, start_ns = fsti_now_ns();
+    bool is_limited = timeout_ms >= 0, is_last;
+    fst_status status;
+    do {
+        fsti_worker_help(pipeline, first, end, is_limited ? start_ns + limit_ns : UINT64_MAX);
+        is_last = is_limited && fsti_now_ns() - start_ns >= limit_ns;
+        status = sleep_for(pipeline, first, end, is_last ? 0 : WAITER_SLEEP_MS, error);
+    } while (status == FST_E_TIMEOUT && !is_last);
+    return status == FST_E_TIMEOUT ? timed_out(timeout_ms, error) : status;
+}
+
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error) {
     // The common case in a stream: the bytes are there, and no lock is taken.
-    if (chunks_done(pipeline, &first, end)) return FST_OK;
+    if (fsti_pipeline_chunks_done(pipeline, &first, end)) return FST_OK;
+    if (pipeline->by_waiters) return work_for(pipeline, first, end, timeout_ms, error);
     return sleep_for(pipeline, first, end, timeout_ms, error);
 }
 
@@ -301,21 +315,22 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     pthread_mutex_lock(&pipeline->lock);
     const worker_counts *counts = &pipeline->counts;
     name_engines(counts, stats->engine, sizeof stats->engine);
-    if (pipeline->sink->is_view)
-        snprintf(stats->reason, sizeof stats->reason, "%s", fsti_sink_view_explain(pipeline));
+    char words[288] = "";
+    if (pipeline->sink->explain != NULL) pipeline->sink->explain(pipeline, words, sizeof words);
+    if (pipeline->sink->is_view) snprintf(stats->reason, sizeof stats->reason, "%s", words);
     if (plan->extent_count > 0 && !pipeline->sink->is_view) {
         uint32_t file = plan->extents[0].file;
         char ring[96] = "";
         if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
             fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
-        char device[288];
-        fsti_device_lane_explain(pipeline, device, sizeof device);
         snprintf(stats->reason, sizeof stats->reason, "%.160s%.100s%.90s%.120s%s",
-                 pipeline->routes[file].reason, pipeline->demotion_reason, ring, device,
+                 pipeline->routes[file].reason, pipeline->demotion_reason, ring, words,
                  !pipeline->is_placed                        ? ""
                  : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
                                                              : ", memory of the local node");
     }
+    size_t used = strlen(stats->reason);
+    snprintf(stats->reason + used, sizeof stats->reason - used, "%s", pipeline->thread_reason);
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
 #define TELL_COUNTER(name) stats->name = counts->name;
     LOAD_COUNTERS(TELL_COUNTER)

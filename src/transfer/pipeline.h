@@ -89,6 +89,7 @@ struct fsti_pipeline {
     batch_state *batches;
     pthread_t *threads;
     uint32_t thread_count, threads_started;
+    bool by_waiters;     ///< no thread could be started: who waits for chunks does the work
     uint32_t lane_count; ///< workers that keep many reads in flight; the others copy
 
     pthread_mutex_t lock; ///< for everything below, but for what is atomic
@@ -97,6 +98,7 @@ struct fsti_pipeline {
     bool is_admitting; ///< somebody makes memory or asks for chunks, without the lock
     bool is_demoted;   ///< a file was: rings no longer read all that is theirs
     char demotion_reason[160];
+    char thread_reason[96];       ///< why those who wait do the work
     uint32_t chunk_limit;         ///< chunks of admitted batches
     uint32_t chunks_known;        ///< of these: those that have been looked at
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue before it
@@ -153,6 +155,11 @@ void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);
 
 /// A worker's life. `index` below lane_count: a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
+/// A worker's work until chunks [first, end) are done, nothing more can be taken now, or a chunk
+/// more is done after `until_ns`. What it has taken is finished.
+void fsti_worker_help(fsti_pipeline *pipeline, uint32_t first, uint32_t end, uint64_t until_ns);
+/// Whether chunks [*first, end) are done; *first moves over those that are.
+bool fsti_pipeline_chunks_done(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end);
 
 /// Makes the way to the job's device; undoes what it did when it fails.
 fst_status fsti_device_lane_open(fsti_pipeline *pipeline, fst_error *error);
@@ -189,7 +196,7 @@ fst_status fsti_device_lane_send_parcel(fsti_pipeline *pipeline, uint32_t chunk,
 fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
                                  worker_counts *counts, fst_error *error);
 /// ", through 64 MiB of locked memory, .." for the statistics.
-void fsti_device_lane_explain(const fsti_pipeline *pipeline, char *text, size_t size);
+void fsti_device_lane_explain(fsti_pipeline *pipeline, char *text, size_t size);
 
 /// Where a chunk's bytes in its slot begin in the file.
 static inline uint64_t fsti_chunk_origin(const fsti_plan_chunk *chunk) {

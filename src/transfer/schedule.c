@@ -398,6 +398,13 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     report_progress(pipeline);
 }
 
+bool fsti_pipeline_chunks_done(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end) {
+    while (*first < end &&
+           atomic_load_explicit(&pipeline->chunks[*first].step, memory_order_acquire) == CHUNK_DONE)
+        ++*first;
+    return *first >= end;
+}
+
 fsti_batch_step fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out) {
     pthread_mutex_lock(&pipeline->lock);
     fsti_batch_step step = pipeline->batches[batch].step;

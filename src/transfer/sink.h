@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Where chunks go: memory of the processors, views of the file, a device. A worker reads chunks
-/// and knows these five functions, not what is behind them. From any worker's thread.
+/// and knows these five functions, not what is behind them. From any worker's thread. The others
+/// are the pipeline's, when it begins and ends; NULL: there is nothing to do.
 #ifndef FSTI_SINK_H
 #define FSTI_SINK_H
 
@@ -45,12 +46,20 @@ struct fsti_sink {
     fst_status (*reap)(fsti_pipeline *pipeline, bool *any, worker_counts *counts, fst_error *error);
     /// The work stops: wakes who waits for room.
     void (*wake)(fsti_pipeline *pipeline);
+    /// Makes what chunks go through.
+    fst_status (*open)(fsti_pipeline *pipeline, fst_error *error);
+    /// Looks for ways that want the first batch's memory, before any thread runs.
+    fst_status (*probe)(fsti_pipeline *pipeline, size_t file_count, fst_error *error);
+    /// No worker runs any more; also where open() has failed.
+    void (*close)(fsti_pipeline *pipeline);
+    /// How bytes came, for the statistics; "" when there is nothing to tell.
+    void (*explain)(fsti_pipeline *pipeline, char *text, size_t size);
 };
 
-/// How absent bytes of views came: "in huge pages", ..; "" when none did.
-const char *fsti_sink_view_explain(fsti_pipeline *pipeline);
-
 extern const fsti_sink fsti_sink_host, fsti_sink_view, fsti_sink_device;
+
+/// The sink that a job wants.
+const fsti_sink *fsti_sink_choose(const fsti_job *job);
 
 /// Runs `copy(context)`, which reads the block; FST_E_IO or FST_E_FILE_CHANGED when pages of a
 /// mapping could not be had.

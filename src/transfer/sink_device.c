@@ -98,4 +98,8 @@ const fsti_sink fsti_sink_device = {
     .complete = send_slot,
     .reap = reap_slot,
     .wake = wake_lane,
+    .open = fsti_device_lane_open,
+    .probe = fsti_device_lane_probe,
+    .close = fsti_device_lane_close,
+    .explain = fsti_device_lane_explain,
 };

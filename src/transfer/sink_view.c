@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The sink of views: the bytes are where they belong; a chunk is done when its pages are there.
+#include <stdio.h>
+
 #include "sink.h"
 
 /// So much in a row is one thread's to read: the longer a stream, the larger the pages that the
@@ -98,10 +100,12 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_roo
     return finish_view(pipeline, chunk, counts, error);
 }
 
-const char *fsti_sink_view_explain(fsti_pipeline *pipeline) {
-    if (!atomic_load(&pipeline->was_huge))
-        return atomic_load(&pipeline->was_read) ? "in streams of reads" : "";
-    return is_dear(pipeline) ? "in streams of reads, as huge pages are dear" : "in huge pages";
+/// How absent bytes came.
+static void explain_views(fsti_pipeline *pipeline, char *text, size_t size) {
+    const char *words = atomic_load(&pipeline->was_read) ? "in streams of reads" : "";
+    if (atomic_load(&pipeline->was_huge))
+        words = is_dear(pipeline) ? "in streams of reads, as huge pages are dear" : "in huge pages";
+    snprintf(text, size, "%s", words);
 }
 
 /// Nothing is read to views.
@@ -122,4 +126,5 @@ const fsti_sink fsti_sink_view = {
     .complete = fsti_sink_finish,
     .reap = fsti_sink_reap_none,
     .wake = fsti_sink_wake_none,
+    .explain = explain_views,
 };

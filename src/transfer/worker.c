@@ -485,12 +485,29 @@ static bool reap_chunk(worker *self, fst_status *status, fst_error *error) {
     return any;
 }
 
-static fst_status work(worker *self, fst_error *error) {
+/// How long a worker works: to the end, or as long as the thread that it is wants to wait.
+typedef struct work_limit {
+    bool is_waiter;
+    uint32_t first, end;
+    uint64_t until_ns;
+} work_limit;
+
+/// Whether one more chunk may be taken.
+static bool goes_on(const worker *self, work_limit *limit) {
+    return !limit->is_waiter ||
+           (!fsti_pipeline_chunks_done(self->pipeline, &limit->first, limit->end) &&
+            fsti_now_ns() < limit->until_ns);
+}
+
+static fst_status work(worker *self, work_limit *limit, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     fst_status status = FST_OK;
-    bool busy = false;
-    while (status == FST_OK && !atomic_load(&pipeline->stop)) {
-        uint32_t populate, chunk = fsti_pipeline_take(pipeline, wish_of(self, !busy), &populate);
+    bool busy = false, goes = true; // whoever waits for no time brings one chunk on all the same
+    for (; status == FST_OK && !atomic_load(&pipeline->stop); goes = goes_on(self, limit)) {
+        uint32_t populate = UINT32_MAX, chunk = UINT32_MAX;
+        if (goes)
+            chunk =
+                fsti_pipeline_take(pipeline, wish_of(self, !busy && !limit->is_waiter), &populate);
         if (chunk != UINT32_MAX) {
             status = submit_chunk(self, chunk, error);
             busy = true;
@@ -512,7 +529,7 @@ static void drain(worker *self) {
             lane->engine->reap(lane->handle);
 }
 
-void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index) {
+static void run_worker(fsti_pipeline *pipeline, uint32_t index, work_limit limit) {
     worker *self = fsti_alloc_zeroed(1, sizeof *self);
     fst_error error;
     if (self == NULL) {
@@ -522,10 +539,18 @@ void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index) {
     }
     self->pipeline = pipeline;
     self->is_lane_worker = index < pipeline->lane_count;
-    fst_status status = work(self, &error);
+    fst_status status = work(self, &limit, &error);
     if (status != FST_OK) fsti_pipeline_fail(pipeline, &error);
     drain(self);
     close_lanes(self);
     fsti_pipeline_count(pipeline, &self->counts);
     fsti_free(self);
+}
+
+void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index) {
+    run_worker(pipeline, index, (work_limit){.is_waiter = false});
+}
+
+void fsti_worker_help(fsti_pipeline *pipeline, uint32_t first, uint32_t end, uint64_t until_ns) {
+    run_worker(pipeline, 0, (work_limit){true, first, end, until_ns});
 }

@@ -347,10 +347,91 @@ TEST(threads_that_do_not_start)
         atomic_store(&threads_left, -1);
         fst_model_close(model);
         CHECK(right);
-        // One thread does the work of all; none is an error.
-        CHECK(count == 0 ? status != FST_END : status == FST_END);
+        // One thread does the work of all; without any, whoever waits does.
+        CHECK_INT(status, FST_END);
         CHECK(nothing_left(descriptors));
     }
+}
+
+/// Whoever asks again and again, without any time to wait, brings it to its end as well.
+static bool is_polled_to_its_end(fst_loader *loader) {
+    fst_status status = FST_E_TIMEOUT;
+    for (int i = 0; i < 1000 && status == FST_E_TIMEOUT; i++)
+        status = fst_loader_wait(loader, 0, NULL);
+    return status == FST_OK;
+}
+
+TEST(no_thread_at_all)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    for (int views = 0; views < 2; views++) {
+        fst_model *model;
+        fst_loader *loader = NULL;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        fst_load_options options = {.struct_size = sizeof options,
+                                    .mode = views != 0 ? FST_MODE_MAP : FST_MODE_LOAD,
+                                    .map_populate = views};
+        fixture_evict(path);
+        atomic_store(&threads_left, 0);
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        bool good = is_polled_to_its_end(loader);
+        atomic_store(&threads_left, -1);
+        CHECK(good);
+        for (size_t i = 0; i < COUNT; i++) {
+            fst_tensor *tensor;
+            fst_tensor_view view;
+            CHECK_INT(fst_loader_item(loader, i, 0, &tensor, NULL), FST_OK);
+            CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+            CHECK(is_tensor(&view, i));
+            fst_tensor_unref(tensor);
+        }
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+        CHECK_CONTAINS(stats.reason, "no thread can be started");
+        CHECK_INT(stats.thread_count, 1);
+        fst_loader_close(loader);
+        fst_model_close(model);
+    }
+}
+
+typedef struct waiter {
+    fst_loader *loader;
+    size_t first; ///< of every other tensor
+    bool good;
+} waiter;
+
+static void *wait_for_half(void *context) {
+    waiter *self = context;
+    self->good = true;
+    for (size_t i = self->first; i < COUNT; i += 2) {
+        fst_tensor *tensor = NULL;
+        fst_tensor_view view;
+        self->good &= fst_loader_item(self->loader, i, -1, &tensor, NULL) == FST_OK &&
+                      fst_tensor_view_get(tensor, &view, NULL) == FST_OK && is_tensor(&view, i);
+        fst_tensor_unref(tensor);
+    }
+    return NULL;
+}
+
+TEST(two_who_wait_share_the_work)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    fst_model *model;
+    fst_loader *loader = NULL;
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
+    fixture_evict(path);
+    atomic_store(&threads_left, 0);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    atomic_store(&threads_left, -1);
+    waiter halves[2] = {{loader, 0, false}, {loader, 1, false}};
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, wait_for_half, &halves[1]), 0);
+    wait_for_half(&halves[0]);
+    pthread_join(thread, NULL);
+    CHECK(halves[0].good && halves[1].good);
+    fst_loader_close(loader);
+    fst_model_close(model);
 }
 
 TEST(a_ring_that_dies)
