@@ -2,6 +2,7 @@
 """Fixtures: models on disk and the built command."""
 
 import ctypes
+import functools
 import os
 import pathlib
 import signal
@@ -89,6 +90,23 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if any(f"/{name}" in f"/{item.nodeid}" for name in HEAVY):
             item.add_marker(pytest.mark.skip(reason="heavy: make test ALL=1"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patience():
+    """Servers of tests may take long to answer: the machine has other things to do."""
+    from fastsafetensors import remote
+
+    usual = remote.configure
+
+    @functools.wraps(usual)
+    def configure(**settings):
+        usual(**{"connect_ms": 25000, "first_byte_ms": 25000, "stall_ms": 60000, **settings})
+
+    remote.configure = configure
+    configure()
+    yield
+    remote.configure = usual
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import random
 import shutil
 import socket
 import subprocess
@@ -35,12 +36,19 @@ def find_program(name: str) -> str | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        return int(listener.getsockname()[1])
+    """A port that nobody listens at now, below those that connections get; nor 10,000 above it,
+    where some servers listen as well."""
+    while True:
+        port = random.SystemRandom().randrange(10000, 22000)
+        with (
+            contextlib.suppress(OSError),
+            contextlib.closing(socket.create_server(("127.0.0.1", port))),
+            contextlib.closing(socket.create_server(("127.0.0.1", port + 10000))),
+        ):
+            return port
 
 
-def wait_for(port: int, process: subprocess.Popen[bytes], limit_s: float = 30) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes], limit_s: float = 120) -> None:
     """Wait until somebody takes connections there."""
     end = time.monotonic() + limit_s
     while True:
@@ -67,7 +75,7 @@ def running(port: int, words: list[str], **options: object) -> Iterator[None]:
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -55,7 +55,7 @@ def save(kind, folder, seed, durable, engine, shards=3, log=None):
         environment |= {"LD_PRELOAD": os.path.join(fakes_folder(), "libio_log.so"),
                         "IO_LOG": os.fspath(log), "IO_LOG_FOLDER": os.fspath(folder)}
     subprocess.run([sys.executable, "-c", SAVE, kind, folder, str(seed), str(int(durable)), engine,
-                    str(shards)], env=environment, check=True, timeout=120)
+                    str(shards)], env=environment, check=True, timeout=600)
 
 
 def read_log(path):

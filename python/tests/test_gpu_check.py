@@ -93,7 +93,7 @@ def test_limits_are_measured_alone_and_beside_each_other():
     folder = pathlib.Path(os.path.dirname(os.path.dirname(fakes_folder())))
     done = subprocess.run([folder / "bench/gpu_peak", "cuda", "0", "64"], text=True,
                           env={**os.environ, "LD_LIBRARY_PATH": fakes_folder()},
-                          capture_output=True, timeout=120, check=True)
+                          capture_output=True, timeout=600, check=True)
     limits = json.loads(done.stdout)
     assert {"bus_1MiB_gbps", "bus_8MiB_gbps", "bus_gbps", "copy_gbps", "copy_1_gbps",
             "bus_beside_copy_gbps", "context_s", "lock_64MiB_s"} <= set(limits)

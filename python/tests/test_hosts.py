@@ -18,10 +18,10 @@ CODE = textwrap.dedent("""
 
     folder, rank, size, way = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     dist.init_process_group("gloo", init_method="tcp://10.213.7.1:29517", rank=rank,
-                            world_size=size, timeout=datetime.timedelta(seconds=40))
+                            world_size=size, timeout=datetime.timedelta(seconds=600))
     path = f"{folder}/model.safetensors"
     big = torch.arange(300 * 1000, dtype=torch.float32).reshape(300, 1000)
-    loader = SafeTensorsFileLoader(dist.group.WORLD, "cpu", timeout=20)
+    loader = SafeTensorsFileLoader(dist.group.WORLD, "cpu", timeout=600)
     try:
         loader.add_filenames({0: [path]})
         buffer = loader.copy_files_to_device()
@@ -97,7 +97,7 @@ def test_two_hosts(hosts, tmp_path, torch, way):
         stderr=subprocess.PIPE, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0"})
         for side, name in enumerate(hosts)]
     try:
-        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+        said = [rank.communicate(timeout=900)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

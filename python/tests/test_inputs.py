@@ -96,7 +96,7 @@ def call(command, kind, words, model, nobody):
         reader = None
         if kind == "pipe":
             reader = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
-        done = subprocess.run([command, *map(os.fspath, words)], capture_output=True, timeout=120,
+        done = subprocess.run([command, *map(os.fspath, words)], capture_output=True, timeout=600,
                               stdin=file if reader is None else reader.stdout,
                               preexec_fn=become_nobody if nobody else None, cwd="/")
         if reader is not None:
@@ -157,13 +157,13 @@ def test_a_pipe_is_read_no_further_than_is_looked_at(command, places):
     """inspect stops behind the header; verify measures the rest and does not keep it."""
     model = places["file"]
     endless = f"(cat '{model}'; cat /dev/zero) | '{command}' inspect -"
-    done = subprocess.run(["bash", "-c", endless], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", endless], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "2 tensors" in done.stdout, done.stderr
     for source, code, said in ((f"cat '{model}'", 0, "valid, 2 tensors"),
                                (f"head -c -1 '{model}'", 1, "1 of 3248 bytes are missing"),
                                (f"(cat '{model}'; echo x)", 1, "the file holds 3122 bytes")):
         done = subprocess.run(["bash", "-c", f"{source} | '{command}' verify -"],
-                              capture_output=True, text=True, timeout=60)
+                              capture_output=True, text=True, timeout=600)
         assert done.returncode == code and said in done.stdout + done.stderr, done
 
 

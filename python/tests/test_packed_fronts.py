@@ -283,7 +283,7 @@ except KeyboardInterrupt:
     print("interrupted", len(os.listdir("/proc/self/task")) <= before + 1)
 print(len(load_file({packed!r}, mode="load")))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["interrupted", "True", "5"], done.stdout + done.stderr
 
 
@@ -309,7 +309,7 @@ def test_without_root(command: str, packed: str) -> None:
             ["load", "again.safetensors"],
         ):
             done = subprocess.run([command, *words], cwd=place, capture_output=True, text=True,
-                                  preexec_fn=become_nobody, timeout=120)
+                                  preexec_fn=become_nobody, timeout=600)
             assert done.returncode == 0, (words, done.stderr)
         assert same(load_file(place / "again.safetensors"), weights(0))
         assert (place / "again.safetensors").stat().st_size < 0.9 * (

@@ -126,13 +126,13 @@ def test_handles_and_tensors_through_a_forkserver(torch, tmp_path):
             f.get_tensor(f"t{i}")
         child = context.Process(target=_read_in_server, args=(f, "t7", out))
         child.start()
-        assert out.get(timeout=120) == ([7.0] * 1000, 20)
+        assert out.get(timeout=600) == ([7.0] * 1000, 20)
         child.join(60)
         assert child.exitcode == 0
         assert same_bits(torch, f.get_tensor("t8"), tensors["t8"])
     loaded = load_file(tmp_path / "m.st")
     child = context.Process(target=_read_in_server, args=(loaded, "t3", out))
     child.start()  # torch sends the memory itself
-    assert out.get(timeout=120)[0] == [3.0] * 1000
+    assert out.get(timeout=600)[0] == [3.0] * 1000
     child.join(60)
     assert child.exitcode == 0

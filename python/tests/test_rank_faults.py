@@ -16,18 +16,18 @@ COMMON = textwrap.dedent("""
 
     folder, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size,
-                            timeout=datetime.timedelta(seconds=60))
+                            timeout=datetime.timedelta(seconds=900))
     files = [f"{folder}/{i}.safetensors" for i in range(4)]
     WORLD = dist.group.WORLD
 
     def load(files=files, **options):
-        loader = SafeTensorsFileLoader(WORLD, "cpu", timeout=20)
+        loader = SafeTensorsFileLoader(WORLD, "cpu", timeout=900)
         loader.add_filenames({r: files[r::size] for r in range(size)})
         return loader, loader.copy_files_to_device(**options)
 
     def fails(what, *words, own=RankError):
-        '''Every rank raises within some seconds; rank 1 its own error, which names the cause.'''
-        start = time.monotonic()
+        '''Every rank raises, and none by its time limit, which would be the program's end;
+        rank 1 its own error, which names the cause.'''
         try:
             what()
         except (own if rank == 1 else RankError) as error:
@@ -35,7 +35,6 @@ COMMON = textwrap.dedent("""
                 assert word in str(error), (rank, word, str(error))
         else:
             raise AssertionError("no error on rank %d" % rank)
-        assert time.monotonic() - start < 10
         again()
 
     def again():
@@ -102,7 +101,7 @@ MISTAKES = COMMON + textwrap.dedent("""
 
     # Iterations.
     def iterate(files=files, stop=None, error=None, **options):
-        loader = ParallelLoader(WORLD, files, use_tqdm_on_load=False, timeout=20, **options)
+        loader = ParallelLoader(WORLD, files, use_tqdm_on_load=False, timeout=900, **options)
         for count, (name, tensor) in enumerate(loader.iterate_weights()):
             if mine and count == error:
                 raise ZeroDivisionError("the consumer's own")
@@ -163,7 +162,7 @@ MISTAKES = COMMON + textwrap.dedent("""
 ABSENT = COMMON + textwrap.dedent("""
     again()
     loader, buffer = load()
-    start = time.monotonic()
+    came = os.path.join(folder, "came")
     try:
         if rank == 1:
             if sys.argv[5] == "dies":
@@ -174,13 +173,14 @@ ABSENT = COMMON + textwrap.dedent("""
             if sys.argv[5] == "leaves":
                 dist.destroy_process_group()
                 os._exit(0)
-            time.sleep(8)
+            while not os.path.exists(came):  # until rank 0 has its error
+                time.sleep(0.05)
             os._exit(0)
         loader.pg._timeout = datetime.timedelta(seconds=2)
         buffer.get_tensor("t1.a")
     except RankError as error:
         assert "get_tensor('t1.a')" in str(error) and f"rank {rank} of {size}" in str(error), error
-        assert time.monotonic() - start < 7
+        open(came, "w").close()
         os._exit(0)
     os._exit(1)
 """)
@@ -205,7 +205,7 @@ def run_ranks(code, folder, size, *words):
                                str(size), *words], stderr=subprocess.PIPE, text=True)
              for rank in range(size)]
     try:
-        said = [rank.communicate(timeout=150)[1] for rank in ranks]
+        said = [rank.communicate(timeout=600)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -281,7 +281,7 @@ SAVES = COMMON + textwrap.dedent("""
     # ParallelSaver with a group: each rank writes shards of its own.
     from fastsafetensors import ParallelSaver
     from fastsafetensors.saver import validate_shard_set, KEY_SHARD_SET
-    saver = ParallelSaver(num_shards=size + 2, group=WORLD, timeout=20)
+    saver = ParallelSaver(num_shards=size + 2, group=WORLD, timeout=900)
     base = f"{folder}/set/model"
     paths = saver.save(tensors(), base, metadata={"k": "v"})
     assert len(paths) == size + 2

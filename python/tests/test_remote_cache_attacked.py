@@ -49,7 +49,7 @@ def test_who_is_stopped_holds_nobody_up(model: pathlib.Path, tmp_path: pathlib.P
             assert server.sent_bytes <= 2 * model.stat().st_size
             stopped.send_signal(signal.SIGCONT)
             go.set()
-            out, errors = stopped.communicate(timeout=120)
+            out, errors = stopped.communicate(timeout=600)
             assert out.strip() == digest(model), errors
             sent = server.sent_bytes
             assert load(url)[0] == local(model) and endings(place) == [".data"]
@@ -87,7 +87,7 @@ def test_files_may_not_grow(
             assert done.stdout.strip() == digest(model), done
         for _ in range(2):
             running = start(url, place, "required")
-            out, errors = running.communicate(timeout=120)
+            out, errors = running.communicate(timeout=600)
             assert out.strip() == digest(model), errors
         assert endings(place) == [".data"]
 
@@ -105,14 +105,14 @@ def test_a_full_disk(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
         with web_server(tmp_path) as server:
             url = server.url + model.name
             for _ in range(2):
-                out, errors = start(url, place).communicate(timeout=120)
+                out, errors = start(url, place).communicate(timeout=600)
                 assert out.strip() == digest(model), errors
             running = start(url, place, "required")
-            out, errors = running.communicate(timeout=120)
+            out, errors = running.communicate(timeout=600)
             assert running.returncode == 1 and "No space left" in errors, out + errors
             remote.cache_prune(0, place)
             (place / "filler").write_bytes(b"x" * (4 << 20 >> 1))
-            assert start(url, place).communicate(timeout=120)[0].strip() == digest(model)
+            assert start(url, place).communicate(timeout=600)[0].strip() == digest(model)
     finally:
         subprocess.run(["umount", "-l", place], check=True)
 
@@ -128,7 +128,7 @@ def test_a_folder_that_may_only_be_read(model: pathlib.Path, tmp_path: pathlib.P
         for is_whole in (False, True):
             if is_whole:
                 for _ in range(2):
-                    start(url, place).communicate(timeout=120)
+                    start(url, place).communicate(timeout=600)
                 assert endings(place) == [".data"]
             place.mkdir(mode=0o700, exist_ok=True)
             script = f'mount --bind -o ro "{place}" "{place}" && exec "$@"'
@@ -147,7 +147,7 @@ def test_files_that_others_have_put_there(model: pathlib.Path, tmp_path: pathlib
     precious.write_bytes(b"precious")
     with web_server(tmp_path) as server:
         url = server.url + model.name
-        out, errors = start(url, place).communicate(timeout=120)
+        out, errors = start(url, place).communicate(timeout=600)
         assert out.strip() == digest(model), errors
         names = [path.name for path in place.iterdir() if path.suffix in (".part", ".map", ".ref")]
         assert len(names) == 3
@@ -165,6 +165,6 @@ def test_files_that_others_have_put_there(model: pathlib.Path, tmp_path: pathlib
                     os.mkfifo(path)
                 else:
                     path.mkdir()
-                out, errors = start(url, place).communicate(timeout=120)
+                out, errors = start(url, place).communicate(timeout=600)
                 assert out.strip() == digest(model), (kind, name, errors)
                 assert precious.read_bytes() == b"precious"

@@ -161,17 +161,17 @@ def test_forks_keep_no_locks(tmp_path: pathlib.Path, cache: pathlib.Path) -> Non
 
     def hold(request: Request, answer: Answer) -> Answer:
         begun.set()
-        go.wait(20)
+        go.wait(300)
         return answer
 
     with web_server(tmp_path, hold) as server:
         url = server.url + "model.safetensors"
         thread = threading.Thread(target=load, args=(url,))
         thread.start()
-        assert begun.wait(20)  # the thread has its turn
+        assert begun.wait(300)  # the thread has its turn
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(300)
             os._exit(0)
         try:
             go.set()

@@ -7,8 +7,10 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from fastsafetensors._core import Model
 SIZE_BYTES = 12 << 20
 REFUSALS = (SafetensorError, OSError, RuntimeError, ValueError)
 QUICK = {"first_byte_ms": 300, "connect_ms": 1000, "stall_ms": 300, "retry_base_ms": 5}
+LONG_S = 300.0  # longer than anything waits here: a pause ends with its server
 
 
 @pytest.fixture
@@ -36,8 +39,8 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    remote.configure(**QUICK)
+def _usual() -> Iterator[None]:
+    remote.configure(retry_base_ms=5)
     yield
     remote.configure()
 
@@ -60,6 +63,7 @@ def once(path_of_fault: set[str], request: Request) -> bool:
 
 def test_silence_ends_and_is_asked_again(path: pathlib.Path) -> None:
     """Before the head, behind it, in the middle: the timers end it, the rest is asked for."""
+    remote.configure(**QUICK, tries_max=1000)  # who is merely slow here is asked once more, too
     seen: set[str] = set()
     kinds = ["before", "head", "middle"] * 4
 
@@ -67,14 +71,15 @@ def test_silence_ends_and_is_asked_again(path: pathlib.Path) -> None:
         if once(seen, request) and kinds:
             kind = kinds.pop()
             if kind == "before":
-                answer.end, answer.pause_within_s = "silent", 2.0
+                answer.end, answer.pause_within_s = "silent", LONG_S
             else:
                 answer.send_bytes = 0 if kind == "head" else len(answer.body) // 2
-                answer.pause_within_s = 2.0
+                answer.pause_within_s = LONG_S
         return answer
 
     with web_server(path.parent, fault) as server:
         data, stats = load_stats(server.url + path.name)
+        assert server.pauses_over == 0
     assert data == fst_numpy.load_file(path)["all"].tobytes()
     assert int(str(stats["network_retries"])) >= 5
 
@@ -84,48 +89,52 @@ def test_a_server_that_says_nothing_is_given_up(path: pathlib.Path) -> None:
     remote.configure(**QUICK, tries_max=2)
     with closing(socket.create_server(("127.0.0.1", 0), backlog=50)) as listener:
         port = listener.getsockname()[1]
-        begin = time.monotonic()
-        with pytest.raises(OSError, match="does not answer"):
+        with pytest.raises(OSError, match=r"does not answer .*[12] tries"):
             Model(f"http://127.0.0.1:{port}/x.safetensors")
-        assert time.monotonic() - begin < 20
 
 
 def test_a_late_range_is_asked_for_beside(path: pathlib.Path) -> None:
     """When nothing else is to be done, a request that takes far longer than others gets company."""
-    remote.configure(stall_ms=20000, first_byte_ms=20000)
-    late = threading.Event()
+    remote.configure(stall_ms=600_000, first_byte_ms=600_000)
+    spans: list[str] = []  # of the last load
+    late: list[str] = []
 
     def fault(request: Request, answer: Answer) -> Answer:
-        if request.headers["range"] == "bytes=2097152-4194303" and not late.is_set():
-            late.set()
-            answer.pause_before_s = 8.0
+        spans.append(request.headers["range"])
+        if is_last and len(spans) == 5:
+            late.append(spans[-1])
+            answer.pause_before_s = LONG_S
         return answer
 
+    is_last = False
     with web_server(path.parent, fault) as server:
         big = numpy.random.default_rng(2).integers(0, 256, 40 << 20, numpy.uint8)
         fst_numpy.save_file({"all": big}, path)
-        for _ in range(3):  # the median is of what this server has answered before
+        for number in range(3):  # the median is of what this server has answered before
+            spans, is_last = [], number == 2
             data, stats = load_stats(server.url + path.name)
             assert data == big.tobytes()
-    if late.is_set():
-        assert int(str(stats["total_ns"])) < 8_000_000_000
+        assert server.pauses_over == 0
+    assert late and spans.count(late[0]) == 2
+    assert stats["network_retries"] == 0
 
 
 def test_a_cancelled_load_ends_soon(path: pathlib.Path) -> None:
     """Closing waits for no server."""
-    remote.configure()
+    remote.configure(stall_ms=600_000, first_byte_ms=600_000)
+    asked = threading.Event()
 
     def fault(request: Request, answer: Answer) -> Answer:
         if request.headers["range"] != "bytes=0-65535":
-            answer.end, answer.pause_within_s = "silent", 3.0
+            answer.end, answer.pause_within_s = "silent", LONG_S
+            asked.set()
         return answer
 
     with web_server(path.parent, fault) as server, closing(Model(server.url + path.name)) as model:
         loader = model.load()
-        time.sleep(0.2)
-        begin = time.monotonic()
+        assert asked.wait(LONG_S)
         loader.close()
-        assert time.monotonic() - begin < 2
+        assert server.pauses_over == 0
 
 
 def test_certificates_that_nobody_trusts_are_refused(
@@ -150,7 +159,7 @@ def test_certificates_that_nobody_trusts_are_refused(
         port = server.server_address[1]
         with pytest.raises(OSError, match="certificate is not to be trusted"):
             Model(f"https://localhost:{port}/{path.name}")
-        remote.configure(**QUICK, ca_file=str(certificate))
+        remote.configure(ca_file=str(certificate))
         data, _ = load_stats(f"https://localhost:{port}/{path.name}")
         with pytest.raises(OSError, match="certificate"):  # another name than it is made for
             Model(f"https://127.0.0.1:{port}/{path.name}")
@@ -194,7 +203,6 @@ def test_no_wrong_byte_of_many_faults(path: pathlib.Path) -> None:
     loads = failures = 0
     with web_server(path.parent, fault) as server:
         while len(server.log) < wanted:
-            begin = time.monotonic()
             try:
                 data, _ = load_stats(server.url + path.name)
                 assert hashlib.sha256(data).digest() == right
@@ -202,14 +210,13 @@ def test_no_wrong_byte_of_many_faults(path: pathlib.Path) -> None:
                 assert server.url.rstrip("/") in str(error)
                 failures += 1
             loads += 1
-            assert time.monotonic() - begin < 30
     print(f"{len(server.log)} requests, {loads} loads, {failures} failed by name")
     assert failures < loads / 4
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_an_object_that_is_replaced_at_any_point(tmp_path: pathlib.Path, is_ignored: bool) -> None:
-    """Fifty random points: all old, all new, or an error; also where If-Match is ignored."""
+    """Fifty times, at seven points: all old, all new, or an error; also without If-Match."""
     file = tmp_path / "model.safetensors"
     versions = []
     for value in range(2):
@@ -235,8 +242,8 @@ def test_an_object_that_is_replaced_at_any_point(tmp_path: pathlib.Path, is_igno
 
     ends = {"old": 0, "new": 0, "changed": 0}
     with web_server(tmp_path, replace) as server:
-        for _ in range(50):
-            left = generator.randrange(7)
+        for number in range(50):
+            left = number % 7
             try:
                 data, _ = load_stats(server.url + file.name)
                 held = numpy.frombuffer(data, numpy.uint8)
@@ -267,10 +274,9 @@ def test_headers_of_a_set_come_together(tmp_path: pathlib.Path) -> None:
     def meet(request: Request, answer: Answer) -> Answer:
         name = request.path.lstrip("/")
         if name in names and not all_there.broken:
-            all_there.wait(10)
+            all_there.wait(60)
         return Answer("404 Not Found") if name in missing else answer
 
-    remote.configure(first_byte_ms=20000)
     with web_server(tmp_path, meet) as server:
         for _ in range(2):
             with closing(Model(server.url + index.name)) as model:
@@ -328,3 +334,36 @@ def test_a_thousand_failures_tell_no_secret(
             told = f"{caught.value} {caught.value!r} {vars(caught.value)}"
             assert not any(secret in told for secret in secrets), told
         assert failures == 1000
+
+
+STOPPED = """
+import sys
+from fastsafetensors import remote
+from fastsafetensors._core import Model
+remote.configure(connect_ms=2000, first_byte_ms=2000, stall_ms=2000, retry_base_ms=5)
+print(len(Model(sys.argv[1]).names()))
+"""
+
+
+def test_who_was_stopped_reads_what_has_come(path: pathlib.Path) -> None:
+    """A process, or its machine, that stands still for longer than it would wait: the answer is
+    there when it goes on, so it was not the server that was silent."""
+    fst_numpy.save_file({"all": numpy.ones(9)}, path)
+    data = path.read_bytes()
+    head = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {len(data)}\r\nETag: \"1\"\r\n"
+    head += f"Content-Range: bytes 0-{len(data) - 1}/{len(data)}\r\n\r\n"
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=50)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x.safetensors"
+        run = [sys.executable, "-c", STOPPED, url]
+        with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
+            client, _ = listener.accept()
+            with closing(client):
+                assert client.recv(65536).startswith(b"GET /x")
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(2.5)
+                client.sendall(head.encode() + data)
+                process.send_signal(signal.SIGCONT)
+                assert process.communicate()[0] == "1\n"
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):  # it has not asked once more
+                listener.accept()

@@ -481,6 +481,6 @@ finally:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "child\n"
         assert len(server.uploads) == 1
-        _, text = process.communicate("go\n", timeout=60)
+        _, text = process.communicate("go\n", timeout=600)
         assert "KeyboardInterrupt" in text
         assert not server.uploads and not server.objects

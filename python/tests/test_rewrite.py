@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command's convert, extract, split, merge, diff and hash."""
 
+import contextlib
 import json
 import os
+import pathlib
+import re
 import shutil
 import signal
 import struct
@@ -265,6 +268,17 @@ def test_a_conversion_of_nothing_says_so(run, tmp_path, torch):
     assert "nothing is converted" in err
 
 
+def wait_until_caught(process, number):
+    """Wait until a program has its handler of a signal, or has ended."""
+    while process.poll() is None:
+        with contextlib.suppress(OSError):
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+            caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.M)
+            if caught and int(caught[1], 16) >> (number - 1) & 1:
+                return
+        time.sleep(0.002)
+
+
 @pytest.mark.parametrize("words", [["convert", "--dtype", "F16", "big", "out/new"],
                                    ["split", "--count", "3", "big", "out/set"],
                                    ["edit", "--set", "a=b", "big", "out/new"]],
@@ -284,9 +298,10 @@ def test_a_signal_leaves_nothing(command, tmp_path, words):
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen([command, *words, "--quick"], cwd=tmp_path,
                                    stderr=subprocess.PIPE)
-        time.sleep(0.2)
+        wait_until_caught(process, number)
+        time.sleep(0.1)
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         if process.returncode == 0:
             pytest.skip("it was done before the signal came")
         assert process.returncode == -number and b"cancelled" in err
@@ -419,7 +434,7 @@ def test_standard_input_that_is_no_model_ends_soon(command, run, tmp_path):
     """Also input without an end: nothing but its first block is kept."""
     for source, code in (("yes", 1), ("cat /dev/zero", 1), ("cat /dev/urandom", 1), ("true", 1)):
         done = subprocess.run(["bash", "-c", f"{source} | '{command}' inspect -"], text=True,
-                              capture_output=True, timeout=60,
+                              capture_output=True, timeout=600,
                               env={**os.environ, "TMPDIR": tmp_path})
         assert done.returncode == code and "/dev/stdin" in done.stderr, (source, done.stderr)
     _, err = run("inspect", "-", stdin=subprocess.PIPE, env={**os.environ, "TMPDIR": "/none"},

@@ -11,7 +11,6 @@ import socket
 import socketserver
 import struct
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -47,9 +46,9 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     raw_head: bytes | None = None  # instead of status and headers
-    pause_before_s: float = 0.0  # before the head
+    pause_before_s: float = 0.0  # before the head, but no longer than the server is there
     send_bytes: int | None = None  # of the body; then `end`
-    pause_within_s: float = 0.0  # behind send_bytes
+    pause_within_s: float = 0.0  # behind send_bytes, likewise
     end: str = "keep"  # keep, close, reset
 
 
@@ -74,8 +73,22 @@ class WebServer(socketserver.ThreadingTCPServer):
         self.sent: list[int] = []
         self.sent_bytes = 0
         self.connections = 0
+        self.pauses_over = 0  # of Answer.pause_before_s and pause_within_s
+        self.ending = threading.Event()
         self.count_lock = threading.Lock()
         self._contents: dict[tuple[str, int], tuple[bytes, str]] = {}
+
+    def pause(self, seconds: float) -> None:
+        """Wait, at most until the server ends."""
+        if seconds > 0:
+            self.ending.wait(seconds)
+            with self.count_lock:
+                self.pauses_over += 1
+
+    def shutdown(self) -> None:
+        """End it, and what it waits for."""
+        self.ending.set()
+        super().shutdown()
 
     @property
     def url(self) -> str:
@@ -153,7 +166,7 @@ class Handler(socketserver.BaseRequestHandler):
 
     def send(self, answer: Answer) -> bool:
         """Send it; False when the connection is to end."""
-        time.sleep(answer.pause_before_s)
+        self.server.pause(answer.pause_before_s)
         head = answer.raw_head
         if head is None:
             lines = [f"HTTP/1.1 {answer.status}"]
@@ -162,13 +175,13 @@ class Handler(socketserver.BaseRequestHandler):
             head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         body = answer.body if answer.send_bytes is None else answer.body[: answer.send_bytes]
         if answer.end == "silent":
-            time.sleep(answer.pause_within_s)
+            self.server.pause(answer.pause_within_s)
             return False
         with self.server.count_lock:  # before the client can have it, and look
             self.server.sent_bytes += len(body)
         self.request.sendall(head)
         self.request.sendall(body)
-        time.sleep(answer.pause_within_s)
+        self.server.pause(answer.pause_within_s)
         if answer.end == "reset":
             linger = struct.pack("ii", 1, 0)
             self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

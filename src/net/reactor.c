@@ -13,6 +13,8 @@
 #define REACTOR_COUNT_MAX 4u
 #define TICK_MS 50
 #define IDLE_MS 60000
+/// Whose turn comes so much later than planned has not listened meanwhile.
+#define STILL_NS ((uint64_t)500000000)
 /// A request is late at so many times the median, and no earlier than this.
 #define LATE_FACTOR 3u
 #define LATE_NS_MIN ((uint64_t)300000000)
@@ -329,10 +331,32 @@ static int tick(net_reactor *reactor) {
     return wait_ms;
 }
 
+/// This thread stood still for `lost_ns`: it, the process or the machine. Nobody listened, so that
+/// was nobody's silence; what has come meanwhile is heard now.
+static void hear_late(net_reactor *reactor, uint64_t lost_ns, uint64_t now_ns) {
+    int running = 0;
+    for (net_request *request = reactor->running; request != NULL; request = request->next) {
+        if (request->silent_ns != 0)
+            request->silent_ns = fsti_min(request->silent_ns + lost_ns, now_ns);
+        for (int i = 0; i < ATTEMPT_COUNT; i++) {
+            net_attempt *attempt = request->attempts[i];
+            if (attempt == NULL) continue;
+            attempt->started_ns = fsti_min(attempt->started_ns + lost_ns, now_ns);
+            attempt->heard_ns = fsti_min(attempt->heard_ns + lost_ns, now_ns);
+        }
+    }
+    reactor->curl->curl_multi_perform(reactor->multi, &running);
+    take_finished(reactor);
+}
+
 static void *run_reactor(void *context) {
     net_reactor *reactor = context;
+    uint64_t due_ns = UINT64_MAX;
     for (;;) {
         int running = 0;
+        uint64_t now_ns = fsti_now_ns();
+        if (now_ns > due_ns && now_ns - due_ns > STILL_NS)
+            hear_late(reactor, now_ns - due_ns, now_ns);
         take_arrived(reactor);
         int wait_ms = tick(reactor);
         reactor->curl->curl_multi_perform(reactor->multi, &running);
@@ -343,6 +367,7 @@ static void *run_reactor(void *context) {
             if (request->attempts[0] == NULL && request->attempts[1] == NULL &&
                 request->wake_ns == 0)
                 wait_ms = 0;
+        due_ns = now_ns + (uint64_t)wait_ms * 1000000;
         reactor->curl->curl_multi_poll(reactor->multi, NULL, 0, wait_ms, NULL);
     }
     return NULL;

@@ -186,7 +186,7 @@ static int use_in_child(fst_loader *loader, fst_tensor *held) {
     fst_tensor *tensor;
     fst_error error;
     fst_load_stats stats = {.struct_size = sizeof stats};
-    alarm(30); // what must not hang
+    alarm(250); // what must not hang
     if (fst_loader_next(loader, -1, &tensor, &error) != FST_E_UNSUPPORTED) return 1;
     if (strstr(error.message, "fork") == NULL) return 2;
     if (fst_loader_item(loader, 31, -1, &tensor, NULL) != FST_E_UNSUPPORTED) return 3;
@@ -257,7 +257,7 @@ TEST(an_allocator_may_ask_the_loader)
     fst_allocator allocator = {.allocate = ask_and_allocate, .release = release_memory};
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.allocator = &allocator;
-    alarm(60); // what used to stand still for ever
+    alarm(250); // what used to stand still for ever
     asked_loader = NULL;
     fst_loader *loader = asked_loader = open_limited(&options);
     for (size_t i = 0; i < COUNT; i++) {
@@ -289,7 +289,7 @@ TEST(closing_while_memory_is_made)
     fst_allocator allocator = {.allocate = allocate_slowly, .release = release_memory};
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.allocator = &allocator;
-    alarm(60); // whoever made the memory would wait for ever
+    alarm(250); // whoever made the memory would wait for ever
     for (int round = 0; round < 5; round++) {
         atomic_store(&is_allocating, false);
         fst_loader *loader = open_limited(&options);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -53,6 +54,11 @@ TEST(digests_of_old_stand_for_files_that_nobody_touched)
     snprintf(again, sizeof again, "%s.again", path);
     snprintf(other, sizeof other, "%s.other", path);
     // Written within the kernel's stamps of the manifest: nobody can tell which came first.
+    for (time_t begun = 0; time(NULL) - begun > 1;) { // the machine may have stood still in between
+        begun = time(NULL);
+        CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
+        CHECK_INT(count_kept(path, NULL, manifest), 0);
+    }
     CHECK_INT(count_kept(path, manifest, again), 0);
     sleep(4);
     CHECK_INT(count_kept(path, manifest, manifest), 0); // now with a stamp

@@ -111,12 +111,12 @@ TEST(statistics_of_a_newer_header_are_zero_behind_what_is_known)
     for (size_t i = 0; i < sizeof stats.more; i++) CHECK_INT(stats.more[i], 0);
 }
 
-/// In a child: the status that `run` ends with, at most 10 seconds later; -1 for anything else.
+/// In a child: the status that `run` ends with, at most 250 seconds later; -1 for anything else.
 static int in_child(int (*run)(fst_writer *writer), fst_writer *writer) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        alarm(10);
+        alarm(250);
         _exit(run(writer));
     }
     int status = 0;

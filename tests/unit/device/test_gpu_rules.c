@@ -206,7 +206,7 @@ TEST(dropping_a_tensor_waits_for_nothing)
     CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
     CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
     fst_loader_close(loader);
-    alarm(60);
+    alarm(250);
     driver->hold(NULL); // a kernel that runs until it is told to end
     fst_tensor_unref(tensor);
     driver->let_go();

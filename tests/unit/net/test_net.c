@@ -25,9 +25,9 @@ TEST(times_that_lenders_tell)
     int64_t now_s = (int64_t)time(NULL), most_s = (int64_t)1 << 31;
     CHECK_INT(told_s("{\"access_token\": \"x\"}"), 0);
     int64_t hour_s = told_s("{\"access_token\": \"x\", \"expires_in\": 3600}") - now_s;
-    CHECK(hour_s >= 3600 && hour_s < 3660);
+    CHECK(hour_s >= 3600 && hour_s < 4600);
     int64_t far_s = told_s("{\"access_token\":\"x\",\"expires_in\":9223372036854775807}") - now_s;
-    CHECK(far_s >= most_s && far_s < most_s + 60);
+    CHECK(far_s >= most_s && far_s < most_s + 1000);
     CHECK(told_s("{\"access_token\":\"x\",\"expires_in\":-9223372036854775808}") > now_s);
     CHECK_INT(told_s("{\"access_token\":\"x\",\"expires_on\":-9223372036854775808}"), 1);
     CHECK_INT(told_s("{\"access_token\":\"x\",\"expires_on\":\"1700000000\"}"), 1700000000);

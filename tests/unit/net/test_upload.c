@@ -64,7 +64,7 @@ static bool begin(void) {
 
 /// Threads of the room free what they had of a request some moments after its end.
 static long live_after(long before) {
-    for (int i = 0; i < 2000 && fsti_alloc_live() != before; i++) usleep(2000);
+    for (int i = 0; i < 60000 && fsti_alloc_live() != before; i++) usleep(2000);
     return fsti_alloc_live();
 }
 

@@ -267,7 +267,7 @@ static atomic_int reads_held;
 static void hold(fsti_io_op *op) {
     if (op->engine == FST_ENGINE_AUTO) return;
     atomic_fetch_add(&reads_held, 1);
-    for (int i = 0; i < 10000 && atomic_load(&holds_reads); i++) usleep(1000);
+    for (int i = 0; i < 100000 && atomic_load(&holds_reads); i++) usleep(1000);
 }
 
 typedef struct late_item {
@@ -305,7 +305,7 @@ TEST(cancelling_reaches_a_tensor_that_is_read_again)
     atomic_store(&holds_reads, true);
     fsti_io_fault_hook_set(hold);
     CHECK_INT(pthread_create(&thread, NULL, ask_late, &item), 0);
-    for (int i = 0; i < 5000 && atomic_load(&reads_held) == 0; i++) usleep(1000);
+    for (int i = 0; i < 60000 && atomic_load(&reads_held) == 0; i++) usleep(1000);
     bool began = atomic_load(&reads_held) > 0;
     fst_loader_cancel(item.loader);
     atomic_store(&holds_reads, false);
