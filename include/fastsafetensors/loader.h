@@ -44,12 +44,14 @@ typedef enum fst_load_mode {
 /// Whether what a load reads from storage stays in the page cache, where the next start of the
 /// program, and others on the host, find it.
 typedef enum fst_cache {
-    /// KEEP for views and loads to a device when the request fits comfortably in the memory that is
-    /// left (of the machine, and up the whole path of the cgroup). Else BYPASS, or, for views,
-    /// pages come when they are touched. Memory of one's own on the CPU is filled around the cache.
+    /// KEEP when the request fits comfortably in the memory that is left (of the machine, and up
+    /// the whole path of the cgroup). Memory of one's own on the CPU has to fit beside what is
+    /// kept, and is filled around the cache above 128 MiB. Else BYPASS, or, for views, pages come
+    /// when they are touched.
     FST_CACHE_AUTO = 0,
     /// What is absent is brought into the page cache by large reads, whatever the readahead setting
-    /// of the device; views wait for it. Not with the engines that go around it.
+    /// of the device; views wait for it, memory of one's own is copied from there. Not with the
+    /// engines that go around it.
     FST_CACHE_KEEP = 1,
     /// What is absent is read around the page cache where the file system can, else through it and
     /// dropped there at once; what is cached is taken from there, and stays. FST_MODE_AUTO is then

@@ -215,6 +215,9 @@ bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, si
 void fsti_gds_fake_module(const char *path);
 void fsti_gds_forget_verdicts(void);
 
+/// The read-only mapping of the whole file that copies are made from, or NULL. It lives as long as
+/// the file.
+const char *fsti_io_file_mapping(fsti_file *file);
 /// Takes pages that were copied from the mapping off this process's account; they stay in the page
 /// cache. A load's peak would be its tensors and the file otherwise.
 void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end);

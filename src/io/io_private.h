@@ -50,8 +50,6 @@ void fsti_io_file_pread(fsti_io_op *read);
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size);
 /// Gives the file's registration back.
 void fsti_gds_forget(fsti_file *file);
-/// The read-only mapping of the whole file, or NULL.
-const char *fsti_io_file_mapping(fsti_file *file);
 /// Lanes of engines that finish a read within submit.
 fst_status fsti_io_sync_lane_open(uint32_t depth, void **lane, fst_error *error);
 void fsti_io_sync_lane_close(void *lane);

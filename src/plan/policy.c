@@ -10,6 +10,12 @@
 /// need some, and the program will need more.
 #define COMFORT_PERCENT 60u
 
+/// Loads to memory of one's own above this go around the page cache. What is kept costs the first
+/// start fresh pages beside its own, and a copy: 4 ms of 25 MB, 130 ms of 300 MB, 310 ms of 1 GiB;
+/// every later one wins a little more (docs/benchmarks/starts-owned-2026-11-23.md). Small files
+/// are started often, of large ones both copies are missed.
+#define OWNED_CACHE_BYTES_MAX ((uint64_t)128 << 20)
+
 /// Saves below this are not worth a ring: writes through the page cache, pushed out early, take the
 /// same time.
 #define DIRECT_SAVE_BYTES_MIN ((uint64_t)64 << 20)
@@ -34,9 +40,10 @@ static const char *why_not_views(const fsti_load_facts *facts) {
     return NULL;
 }
 
-static bool fits(const fsti_load_facts *facts) {
+/// `copies`: how often the bytes will be in memory.
+static bool fits(const fsti_load_facts *facts, uint64_t copies) {
     return facts->bytes <= FSTI_POLICY_SMALL_BYTES ||
-           facts->bytes <= facts->available_bytes / 100 * COMFORT_PERCENT;
+           facts->bytes <= facts->available_bytes / 100 * COMFORT_PERCENT / copies;
 }
 
 /// Whether absent bytes come by way of the page cache. *why: in words.
@@ -50,12 +57,17 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
         *why = "by the engine that was asked for";
         return facts->engine == FST_ENGINE_PREAD || facts->engine == FST_ENGINE_MMAP;
     }
-    if (mode == FST_MODE_LOAD && !facts->to_device) {
-        *why = "memory of one's own would hold it twice";
+    // Memory of one's own is there besides.
+    bool is_twice = mode == FST_MODE_LOAD && !facts->to_device;
+    if (is_twice && facts->bytes > OWNED_CACHE_BYTES_MAX) {
+        *why = "memory of one's own would hold much twice";
         return false;
     }
-    bool comfortable = fits(facts);
-    *why = comfortable ? "it fits" : "it does not fit the memory that is left";
+    bool comfortable = fits(facts, is_twice ? 2 : 1);
+    if (is_twice)
+        *why = comfortable ? "it fits twice" : "it does not fit the memory that is left twice";
+    else
+        *why = comfortable ? "it fits" : "it does not fit the memory that is left";
     return comfortable;
 }
 
@@ -92,7 +104,9 @@ fsti_gaps fsti_policy_gaps(uint64_t wanted_bytes, bool is_object) {
 }
 
 fsti_route fsti_policy_route(const fsti_route_facts *facts) {
-    if (facts->is_small || facts->keeps_cache || !facts->has_direct) return FSTI_ROUTE_CACHE;
+    if (facts->is_small) return FSTI_ROUTE_CACHE;
+    if (facts->keeps_cache && facts->copies_mapping) return FSTI_ROUTE_MAPPING;
+    if (facts->keeps_cache || !facts->has_direct) return FSTI_ROUTE_CACHE;
     return facts->has_ring ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT;
 }
 

@@ -48,13 +48,15 @@ fsti_gaps fsti_policy_gaps(uint64_t wanted_bytes, bool is_object);
 
 /// Who reads the absent chunks of a file, fastest first.
 typedef enum fsti_route {
-    FSTI_ROUTE_RING,   ///< io_uring past the page cache
-    FSTI_ROUTE_DIRECT, ///< blocking reads past it
-    FSTI_ROUTE_CACHE,  ///< reads through it
+    FSTI_ROUTE_RING,    ///< io_uring past the page cache
+    FSTI_ROUTE_DIRECT,  ///< blocking reads past it
+    FSTI_ROUTE_MAPPING, ///< brought into it as views are, and copied from a mapping
+    FSTI_ROUTE_CACHE,   ///< reads through it
 } fsti_route;
 
 typedef struct fsti_route_facts {
     bool has_direct, has_ring; ///< what was probed
+    bool copies_mapping;       ///< the file is mapped, and pages can be copied from there
     bool keeps_cache;
     bool is_small; ///< probing would cost more than it can save: nothing was probed
 } fsti_route_facts;

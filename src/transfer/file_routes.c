@@ -33,6 +33,14 @@ const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32
     return fsti_route_engine(&pipeline->routes[file], pipeline->chunks[chunk].is_resident);
 }
 
+bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_file_route *route =
+        &pipeline->routes[plan->extents[plan->chunks[chunk].extent].file];
+    return route->forced == NULL && !pipeline->chunks[chunk].is_resident &&
+           atomic_load_explicit(&route->absent, memory_order_relaxed) == FSTI_ROUTE_MAPPING;
+}
+
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_job *job = &pipeline->job;
     const fsti_plan_chunk *range = &job->plan->chunks[chunk];

@@ -127,6 +127,9 @@ void fsti_pipeline_admit(fsti_pipeline *pipeline);
 /// What reads each file; `is_small`: nothing is probed for it.
 fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, bool is_small, fst_error *error);
 
+/// Whether a chunk is absent, and to be brought into the page cache before it is copied from there.
+bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk);
+
 /// A route of the file's has failed, `in_setup` before it read anything: the file takes the next
 /// one from now on. False where the engine was asked for.
 bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,

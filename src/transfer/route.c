@@ -8,6 +8,7 @@
 
 static const fsti_io_engine *const route_engines[] = {[FSTI_ROUTE_RING] = &fsti_io_engine_uring,
                                                       [FSTI_ROUTE_DIRECT] = &fsti_io_engine_direct,
+                                                      [FSTI_ROUTE_MAPPING] = &fsti_io_engine_mmap,
                                                       [FSTI_ROUTE_CACHE] = &fsti_io_engine_pread};
 
 fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_file_route *out,
@@ -31,6 +32,8 @@ fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_
     if (!wish->is_small) fsti_io_probe(file, wish->guard_allowed, &io);
     facts.has_direct = io.has_direct;
     facts.has_ring = io.has_ring;
+    // File systems with ways of their own are read, as large reads as can be.
+    facts.copies_mapping = wish->keeps_cache && io.copies_mapping && !fsti_file_is_cached(file);
     fsti_route absent = fsti_policy_route(&facts);
     atomic_init(&out->absent, absent);
     if (io.copies_mapping) out->resident = &fsti_io_engine_mmap;

@@ -63,7 +63,8 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     chunk_state *state = &pipeline->chunks[index];
     state->is_resident = false;
     bool is_view = pipeline->sink->is_view;
-    bool matters = is_view || pipeline->job.clears_cache ||
+    bool is_brought = !is_view && fsti_pipeline_brings_in(pipeline, index);
+    bool matters = is_view || is_brought || pipeline->job.clears_cache ||
                    fsti_route_engine(route, true) != fsti_route_engine(route, false);
     if (matters) {
         uint64_t total = chunk->end - chunk->begin, resident = 0;
@@ -75,7 +76,7 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
         else if (!fsti_file_resident(file, chunk->begin, chunk->end, &resident))
             resident = 0;
         // A view's missing pages come one by one; to bring in what is there costs nothing.
-        bool is_exact = is_view || pipeline->job.clears_cache;
+        bool is_exact = is_view || is_brought || pipeline->job.clears_cache;
         state->is_resident = is_exact ? resident == total : 2 * resident >= total;
     }
     state->queue =

@@ -66,6 +66,17 @@ const fsti_sink *fsti_sink_choose(const fsti_job *job);
 fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
                           void (*copy)(void *context), void *context, fst_error *error);
 
+/// How absent bytes of views, and of what is copied from a mapping, come into the page cache.
+fsti_view_way fsti_bring_way(fsti_pipeline *pipeline, uint32_t chunk);
+/// Brings a chunk into the page cache and into the file's shared mapping.
+fst_status fsti_bring_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                            fst_error *error);
+/// The two halves of the way by huge pages: before the pages are made present, and after.
+void fsti_bring_expect(fsti_pipeline *pipeline, uint32_t chunk, char *mapping);
+void fsti_bring_look(fsti_pipeline *pipeline, uint32_t chunk);
+/// How they came so far: "in huge pages", ..; "" when none did.
+const char *fsti_bring_words(fsti_pipeline *pipeline);
+
 /// For sinks that have nothing to wait for.
 fst_status fsti_sink_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                             fst_error *error);

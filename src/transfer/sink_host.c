@@ -2,15 +2,16 @@
 /// The sink of memory that the processors write to: a linear chunk may be read straight to its
 /// place, any other is scattered from where it was read to.
 #include <errno.h>
+#include <stdio.h>
 
 #include "sink.h"
 
 static fst_status prepare_place(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
                                 worker_counts *counts, fst_error *error) {
-    (void)counts;
-    (void)error;
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    if (fsti_pipeline_brings_in(pipeline, chunk))
+        FST_TRY(fsti_bring_chunk(pipeline, chunk, counts, error));
     room->answer = SINK_READY;
     room->base = NULL;
     if (!extent->linear) return FST_OK;
@@ -73,10 +74,17 @@ fst_status fsti_sink_reap_none(fsti_pipeline *pipeline, bool *any, worker_counts
 
 void fsti_sink_wake_none(fsti_pipeline *pipeline) { (void)pipeline; }
 
+/// How what is copied from the page cache came there.
+static void explain_cache(fsti_pipeline *pipeline, char *text, size_t size) {
+    const char *words = fsti_bring_words(pipeline);
+    snprintf(text, size, "%s%s", words[0] != '\0' ? ", " : "", words);
+}
+
 const fsti_sink fsti_sink_host = {
     .prepare = prepare_place,
     .place = scatter_block,
     .complete = fsti_sink_finish,
     .reap = fsti_sink_reap_none,
     .wake = fsti_sink_wake_none,
+    .explain = explain_cache,
 };

@@ -7,25 +7,6 @@
 /// So much in a row is one thread's to read: the longer a stream, the larger the pages that the
 /// kernel takes for it, up to huge ones, which are what is dear here.
 #define RUN_BYTES_MAX ((uint64_t)32 << 20)
-/// A first look at a page that takes longer found memory that the host had to find; seen so often,
-/// it was no accident.
-#define LOOK_NS_MAX 700u
-#define DEAR_COUNT_MAX 2u
-
-static bool is_dear(fsti_pipeline *pipeline) {
-    return atomic_load(&pipeline->dear_count) >= DEAR_COUNT_MAX;
-}
-
-static fsti_view_way way_of_chunk(fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
-    fsti_view_facts facts = {.begin = extent->begin,
-                             .end = extent->end,
-                             .file_bytes = fsti_file_size(pipeline->job.files[extent->file]),
-                             .is_cached = fsti_file_is_cached(pipeline->job.files[extent->file]),
-                             .fresh_is_dear = is_dear(pipeline)};
-    return fsti_policy_view(&facts);
-}
 
 /// Makes the pages of a chunk present, which are in the page cache or come there now, and finishes
 /// it.
@@ -55,14 +36,12 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
 /// A chunk in huge pages, as one: were they dear?
 static fst_status take_huge(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                             fst_error *error) {
-    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    uint32_t file = pipeline->job.plan->extents[range->extent].file;
-    atomic_store(&pipeline->was_huge, true);
+    const fsti_plan *plan = pipeline->job.plan;
+    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     counts->read_count++;
-    fsti_file_expect(pipeline->job.mappings[file], range->begin, range->end);
+    fsti_bring_expect(pipeline, chunk, pipeline->job.mappings[file]);
     FST_TRY(finish_view(pipeline, chunk, counts, error));
-    if (fsti_file_look_ns(pipeline->job.files[file], range->begin, range->end) > LOOK_NS_MAX)
-        atomic_fetch_add(&pipeline->dear_count, 1);
+    fsti_bring_look(pipeline, chunk);
     return FST_OK;
 }
 
@@ -93,19 +72,15 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_roo
                                worker_counts *counts, fst_error *error) {
     room->answer = SINK_DONE;
     if (pipeline->chunks[chunk].is_resident) return finish_view(pipeline, chunk, counts, error);
-    fsti_view_way way = way_of_chunk(pipeline, chunk);
+    fsti_view_way way = fsti_bring_way(pipeline, chunk);
     if (way == FSTI_VIEW_BY_HUGE_PAGES) return take_huge(pipeline, chunk, counts, error);
     if (way == FSTI_VIEW_BY_READING) return read_run(pipeline, chunk, counts, error);
     counts->read_count++;
     return finish_view(pipeline, chunk, counts, error);
 }
 
-/// How absent bytes came.
 static void explain_views(fsti_pipeline *pipeline, char *text, size_t size) {
-    const char *words = atomic_load(&pipeline->was_read) ? "in streams of reads" : "";
-    if (atomic_load(&pipeline->was_huge))
-        words = is_dear(pipeline) ? "in streams of reads, as huge pages are dear" : "in huge pages";
-    snprintf(text, size, "%s", words);
+    snprintf(text, size, "%s", fsti_bring_words(pipeline));
 }
 
 /// Nothing is read to views.

@@ -38,6 +38,7 @@ static int load_as_stranger(void *context) {
     fst_model *model;
     fst_loader *loader;
     fst_load_options options = options_of(FST_MODE_LOAD);
+    options.cache = FST_CACHE_BYPASS;
     fst_load_stats stats = {.struct_size = sizeof stats};
     if (fst_model_open(context, NULL, &model, NULL) != FST_OK) return 1;
     if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) return 2;
@@ -97,6 +98,42 @@ TEST(the_second_start_finds_what_the_first_has_read)
     CHECK_TEXT(stats.mode, "map");
     CHECK_INT(stats.chunks_resident, stats.chunk_count);
     CHECK_INT(stats.bytes_read + stats.cache_bytes + stats.read_count, 0);
+}
+
+static int load_own_as_stranger(void *context) {
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    fst_load_stats stats;
+    (void)context;
+    int result = load_and_tell(&options, &stats);
+    if (result != 0) return result;
+    return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
+}
+
+TEST(strangers_leave_small_files_warm_as_well)
+{
+    fst_model_close(open_tensors());
+    fixture_evict(fixture_path("tensors"));
+    int result = fixture_as_stranger(load_own_as_stranger, NULL);
+    if (result < 0) SKIP("needs root");
+    CHECK_INT(result, 0);
+}
+
+TEST(memory_of_ones_own_leaves_small_files_warm)
+{
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
+    fst_load_stats stats;
+    fst_model_close(open_tensors());
+    fixture_evict(fixture_path("tensors"));
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_TEXT(stats.mode, "load");
+    if (stats.chunks_resident > 0) SKIP("this file system does not evict on request");
+    CHECK_CONTAINS(stats.reason, "kept in the page cache: it fits twice");
+    CHECK_INT(stats.bytes_direct, 0);
+    CHECK_INT(stats.bytes_read, COUNT * BYTES);
+    CHECK_INT(stats.cache_bytes, COUNT * BYTES);
+    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(stats.chunks_resident, stats.chunk_count);
+    CHECK_INT(stats.cache_bytes, 0);
 }
 
 TEST(the_page_cache_is_left_alone_when_that_is_asked)

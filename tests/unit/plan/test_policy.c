@@ -15,6 +15,16 @@ typedef struct kind_case {
     const char *reason; ///< part of it
 } kind_case;
 
+static void check_kinds(const kind_case *cases, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        fsti_load_policy policy;
+        fsti_policy_choose(&cases[i].facts, &policy);
+        CHECK_CONTAINS(policy.reason, cases[i].reason);
+        CHECK_INT(policy.mode, cases[i].mode);
+        CHECK_INT(policy.keeps_cache, cases[i].keeps_cache);
+    }
+}
+
 TEST(kinds_of_loads)
 {
     static const kind_case cases[] = {
@@ -34,13 +44,13 @@ TEST(kinds_of_loads)
          LOAD,
          false,
          "around"},
-        {{.mode = AUTO, .has_destinations = true, .bytes = GIB, .available_bytes = 4 * GIB},
+        {{.mode = AUTO, .has_destinations = true, .bytes = GIB, .available_bytes = 99 * GIB},
          LOAD,
          false,
          "the caller gives the memory"},
-        {{.mode = AUTO, .converts = true}, LOAD, false, "converted"},
-        {{.mode = AUTO, .has_allocator = true}, LOAD, false, "allocator"},
-        {{.mode = AUTO, .has_budget = true}, LOAD, false, "budget"},
+        {{.mode = AUTO, .converts = true}, LOAD, true, "converted"},
+        {{.mode = AUTO, .has_allocator = true}, LOAD, true, "allocator"},
+        {{.mode = AUTO, .has_budget = true}, LOAD, true, "budget"},
         // An engine that was asked for does with the cache what it always does.
         {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, true, "kept in the page cache: by"},
         {{.mode = LOAD, .engine = FST_ENGINE_MMAP}, LOAD, true, "kept in the page cache: by"},
@@ -50,9 +60,7 @@ TEST(kinds_of_loads)
          MAP,
          true,
          "it fits"},
-        {{.mode = AUTO, .view_refused = true}, LOAD, false, "no view can be had"},
-        // Memory of one's own is filled around the cache, unless that is asked for.
-        {{.mode = LOAD, .bytes = GIB, .available_bytes = 99 * GIB}, LOAD, false, "twice"},
+        {{.mode = AUTO, .view_refused = true}, LOAD, true, "no view can be had"},
         {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = GIB}, LOAD, true, "as asked"},
         // What is asked of the cache is done, whatever fits.
         {{.mode = AUTO, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
@@ -72,13 +80,28 @@ TEST(kinds_of_loads)
          false,
          "by the engine"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fsti_load_policy policy;
-        fsti_policy_choose(&cases[i].facts, &policy);
-        CHECK_CONTAINS(policy.reason, cases[i].reason);
-        CHECK_INT(policy.mode, cases[i].mode);
-        CHECK_INT(policy.keeps_cache, cases[i].keeps_cache);
-    }
+    check_kinds(cases, sizeof cases / sizeof *cases);
+}
+
+TEST(memory_of_ones_own_and_the_page_cache)
+{
+    static const kind_case cases[] = {
+        // Memory of one's own holds what the page cache keeps once more: where both fit, and the
+        // file is no large one.
+        {{.mode = LOAD, .bytes = GIB / 8, .available_bytes = GIB / 2}, LOAD, true, "it fits twice"},
+        {{.mode = LOAD, .bytes = GIB / 8, .available_bytes = GIB * 3 / 8},
+         LOAD,
+         false,
+         "does not fit the memory that is left twice"},
+        {{.mode = LOAD, .bytes = GIB / 8 + 1, .available_bytes = 99 * GIB},
+         LOAD,
+         false,
+         "much twice"},
+        {{.mode = LOAD, .bytes = 1000, .available_bytes = 0}, LOAD, true, "it fits twice"},
+        {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000}, LOAD, false, "as asked"},
+        {{.mode = LOAD, .bytes = GIB, .available_bytes = 99 * GIB}, LOAD, false, "much twice"},
+    };
+    check_kinds(cases, sizeof cases / sizeof *cases);
 }
 
 TEST(routes)

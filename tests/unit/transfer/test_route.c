@@ -54,8 +54,11 @@ TEST(routes_follow_what_is_wished)
     CHECK(fsti_route_engine(&route, true) == &fsti_io_engine_pread); // no guard, no mapping
     wish = (fsti_route_wish){.guard_allowed = true, .keeps_cache = true};
     CHECK_INT(fsti_route_choose(file, &wish, &route, NULL), FST_OK);
-    CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_pread);
+    CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_mmap);
     CHECK_CONTAINS(route.reason, "stay in the page cache");
+    wish.guard_allowed = false;
+    CHECK_INT(fsti_route_choose(file, &wish, &route, NULL), FST_OK);
+    CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_pread);
     wish = (fsti_route_wish){.guard_allowed = true, .is_small = true};
     CHECK_INT(fsti_route_choose(file, &wish, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_pread);
