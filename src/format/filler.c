@@ -10,13 +10,7 @@ bool fsti_filler_name(const char *name, size_t name_size) {
 }
 
 bool fsti_header_has_fillers(const fsti_header *header) {
-    size_t size = strlen(FSTI_FILLER_KEY);
-    for (size_t i = 0; i < header->metadata_count; i++) {
-        fsti_text key = header->metadata[i].key;
-        if (key.size == size && memcmp(header->bytes + key.at, FSTI_FILLER_KEY, size) == 0)
-            return true;
-    }
-    return false;
+    return fsti_header_has_key(header, FSTI_FILLER_KEY);
 }
 
 bool fsti_filler_like(const char *name, size_t name_size, fst_dtype dtype, uint32_t rank) {

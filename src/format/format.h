@@ -101,6 +101,9 @@ static inline const uint64_t *fsti_header_shape(const fsti_header *header,
 
 /// Whether a name begins as fillers' names do.
 bool fsti_filler_name(const char *name, size_t name_size);
+/// Whether the metadata has the key: all of it is looked through.
+bool fsti_header_has_key(const fsti_header *header, const char *key);
+
 /// Whether a tensor is what a filler is, in a file that has the mark.
 bool fsti_filler_like(const char *name, size_t name_size, fst_dtype dtype, uint32_t rank);
 /// Which tensors of a header are fillers. Asked once a header whether it has any: most do not.

@@ -180,8 +180,8 @@ void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_inf
 void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out) {
     const model_file *file = &model->files[index];
     const fsti_header *header = file->header;
-    size_t fillers = 0;
-    for (size_t i = 0; fsti_header_has_fillers(header) && i < header->tensor_count; i++)
+    size_t fillers = 0, looked_at = fsti_header_has_fillers(header) ? header->tensor_count : 0;
+    for (size_t i = 0; i < looked_at; i++)
         fillers += fsti_header_is_filler(header, &header->tensors[i]);
     *out = (fst_file_info){.path = fsti_file_path(file->file),
                            .size_bytes = fsti_file_size(file->file),
