@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "diff_pair.h"
+#include "metadata.h"
 
 /// How many of the worst tensors are told again at the end, and how many keys of one kind.
 #define WORST_COUNT 5
@@ -172,15 +173,6 @@ static void find_added(model_comparison *comparison) {
     }
 }
 
-static const fst_metadata_entry *find_entry(const fst_metadata_entry *entries, size_t count,
-                                            const fst_metadata_entry *wanted) {
-    for (size_t i = 0; i < count; i++)
-        if (entries[i].key_size == wanted->key_size &&
-            memcmp(entries[i].key, wanted->key, wanted->key_size) == 0)
-            return &entries[i];
-    return NULL;
-}
-
 /// Kinds of differing metadata; of each, keys beyond a few are counted only.
 enum { ONLY_IN_A, ONLY_IN_B, DIFFERS, METADATA_KIND_COUNT };
 
@@ -197,28 +189,36 @@ static void say_metadata(model_comparison *comparison, int kind, const fst_metad
     say_end(comparison);
 }
 
-static void compare_metadata(model_comparison *comparison) {
-    size_t counts[2], told[METADATA_KIND_COUNT] = {0};
+static int compare_metadata(model_comparison *comparison) {
+    size_t counts[2] = {0, 0}, told[METADATA_KIND_COUNT] = {0};
     fst_metadata_entry *entries[2];
-    for (int side = 0; side < 2; side++)
+    metadata_index found[2] = {{0}, {0}};
+    bool good = true;
+    for (int side = 0; side < 2; side++) {
         entries[side] = cli_model_metadata(comparison->models[side], &counts[side]);
-    for (size_t i = 0; entries[0] != NULL && entries[1] != NULL && i < counts[0]; i++) {
+        good = good && entries[side] != NULL &&
+               cli_metadata_index(entries[side], counts[side], &found[side]);
+    }
+    for (size_t i = 0; good && i < counts[0]; i++) {
         const fst_metadata_entry *own = &entries[0][i];
-        const fst_metadata_entry *other = find_entry(entries[1], counts[1], own);
+        const fst_metadata_entry *other = cli_metadata_find(&found[1], "", own->key, own->key_size);
         if (other == NULL)
             say_metadata(comparison, ONLY_IN_A, own, told);
         else if (own->value_size != other->value_size ||
                  memcmp(own->value, other->value, own->value_size) != 0)
             say_metadata(comparison, DIFFERS, own, told);
     }
-    for (size_t i = 0; entries[0] != NULL && entries[1] != NULL && i < counts[1]; i++)
-        if (find_entry(entries[0], counts[0], &entries[1][i]) == NULL)
+    for (size_t i = 0; good && i < counts[1]; i++)
+        if (cli_metadata_find(&found[0], "", entries[1][i].key, entries[1][i].key_size) == NULL)
             say_metadata(comparison, ONLY_IN_B, &entries[1][i], told);
+    free(found[0].order);
+    free(found[1].order);
     free(entries[0]);
     free(entries[1]);
     for (int kind = 0; kind < METADATA_KIND_COUNT; kind++)
         if (told[kind] > KEY_COUNT_MAX && !comparison->quiet && !cli_wants_json())
             printf("metadata: %zu more keys like these\n", told[kind] - KEY_COUNT_MAX);
+    return good ? EXIT_GOOD : cli_no_memory();
 }
 
 static void say_worst(const model_comparison *comparison) {
@@ -259,7 +259,7 @@ static int compare_models(model_comparison *comparison) {
     uint64_t done = 0, total = 0;
     fst_tensor_info info;
     if (cli_wants_json() && !comparison->quiet) printf("{\"differences\": [");
-    if (comparison->metadata) compare_metadata(comparison);
+    if (comparison->metadata) code = compare_metadata(comparison);
     for (size_t i = 0; i < count; i++)
         if (fst_model_tensor_info(comparison->models[0], i, &info, NULL) == FST_OK)
             total += info.size_bytes;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "metadata.h"
 #include "rewrite.h"
 #include "standard_input.h"
 

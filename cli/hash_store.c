@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "metadata.h"
 #include "rewrite.h"
 
 #define ALGORITHM_KEY "digest.algorithm"
@@ -200,18 +201,6 @@ static void read_embedded(const fst_model *model, char *algorithm, size_t capaci
     free(entries);
 }
 
-/// The value of "digest.tensor.NAME", or NULL.
-static const char *embedded_digest(const fst_metadata_entry *entries, size_t count,
-                                   const fst_tensor_info *info) {
-    size_t prefix = strlen(TENSOR_KEY);
-    for (size_t i = 0; i < count; i++)
-        if (entries[i].key_size == prefix + info->name_size &&
-            memcmp(entries[i].key, TENSOR_KEY, prefix) == 0 &&
-            memcmp(entries[i].key + prefix, info->name, info->name_size) == 0)
-            return entries[i].value;
-    return NULL;
-}
-
 /// What differs, in JSON as strings of the array that the caller began.
 static void say_different(const char *text, size_t size, bool is_unknown) {
     if (cli_wants_json()) {
@@ -227,19 +216,25 @@ static void say_different(const char *text, size_t size, bool is_unknown) {
 static int compare_embedded(const fst_model *model, const char *text) {
     size_t count, tensor = 0;
     int code = EXIT_GOOD;
+    metadata_index index = {0};
     fst_metadata_entry *entries = cli_model_metadata(model, &count);
-    for (const char *line = text; entries != NULL && *line != '\0'; line = next_line(line)) {
+    bool good = entries != NULL && cli_metadata_index(entries, count, &index);
+    if (!good) code = cli_no_memory();
+    for (const char *line = text; good && *line != '\0'; line = next_line(line)) {
         const char *hex;
         size_t hex_size;
         fst_tensor_info info;
         if (!read_line(line, "tensor", &hex, &hex_size) ||
             fst_model_tensor_info(model, tensor++, &info, NULL) != FST_OK)
             continue;
-        const char *kept = embedded_digest(entries, count, &info);
-        if (kept != NULL && strlen(kept) == hex_size && memcmp(kept, hex, hex_size) == 0) continue;
+        const fst_metadata_entry *kept =
+            cli_metadata_find(&index, TENSOR_KEY, info.name, info.name_size);
+        if (kept != NULL && kept->value_size == hex_size && memcmp(kept->value, hex, hex_size) == 0)
+            continue;
         say_different(info.name, info.name_size, kept == NULL);
         code = EXIT_INVALID;
     }
+    free(index.order);
     free(entries);
     return code;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kept_digests.h"
+#include "metadata.h"
 #include "standard_input.h"
 
 /// Pieces and what may be loaded ahead: together with the loader's and the writer's slots well
@@ -96,33 +97,6 @@ static int describe_tensors(rewrite_job *job) {
         job->tensors[i].name_size = rename->to_size;
     }
     return EXIT_GOOD;
-}
-
-/// Fillers are no tensors of the model: a save makes those that it needs, and their mark.
-static bool is_filler_mark(const fst_metadata_entry *entry) {
-    static const char key[] = "__padding__";
-    return entry->key_size == sizeof key - 1 && memcmp(entry->key, key, sizeof key - 1) == 0;
-}
-
-fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
-    size_t capacity = 1;
-    *count = 0;
-    for (size_t f = 0; f < fst_model_file_count(model); f++) {
-        fst_file_info info;
-        if (fst_model_file_info(model, f, &info, NULL) == FST_OK) capacity += info.metadata_count;
-    }
-    fst_metadata_entry *entries = calloc(capacity, sizeof *entries), entry;
-    for (size_t f = 0; entries != NULL && f < fst_model_file_count(model); f++)
-        for (size_t i = 0;
-             *count < capacity && fst_model_metadata(model, f, i, &entry, NULL) == FST_OK; i++) {
-            if (is_filler_mark(&entry)) continue;
-            size_t at = 0;
-            while (at < *count && (entries[at].key_size != entry.key_size ||
-                                   memcmp(entries[at].key, entry.key, entry.key_size) != 0))
-                at++;
-            if (at == *count) entries[(*count)++] = entry;
-        }
-    return entries;
 }
 
 static int compare_sources(const void *key, const void *element) {

@@ -62,10 +62,6 @@ int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, siz
                        fst_tensor_rename **out);
 void cli_renames_free(fst_tensor_rename *names, size_t count);
 
-/// All metadata of a model's files; a key of several files has its first value. The array is the
-/// caller's, to be freed; NULL without memory.
-fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count);
-
 /// Cuts a tensor in slices of at most about `piece_bytes`, each contiguous; calls `take` for each
 /// with begin and end of every dimension and the index of its first element. False when `take`
 /// returned false.

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fillers: the tensors that stand between aligned ones, known by name, dtype and metadata.
+/// Keys of the metadata that mark a file; fillers, the tensors that stand between aligned ones,
+/// known by name, dtype and such a mark.
 #include <string.h>
 
 #include "format.h"
 
+bool fsti_header_has_key(const fsti_header *header, const char *key) {
+    size_t size = strlen(key);
+    for (size_t i = 0; i < header->metadata_count; i++) {
+        fsti_text known = header->metadata[i].key;
+        if (known.size == size && memcmp(header->bytes + known.at, key, size) == 0) return true;
+    }
+    return false;
+}
+
 bool fsti_filler_name(const char *name, size_t name_size) {
     size_t size = strlen(FSTI_FILLER_NAME);
     return name_size > size && memcmp(name, FSTI_FILLER_NAME, size) == 0;
-}
-
-bool fsti_header_has_fillers(const fsti_header *header) {
-    return fsti_header_has_key(header, FSTI_FILLER_KEY);
 }
 
 bool fsti_filler_like(const char *name, size_t name_size, fst_dtype dtype, uint32_t rank) {
@@ -23,4 +29,12 @@ bool fsti_filler_like(const char *name, size_t name_size, fst_dtype dtype, uint3
 bool fsti_header_is_filler(const fsti_header *header, const fsti_tensor *tensor) {
     return fsti_filler_like(fsti_header_name(header, tensor), tensor->name_size,
                             (fst_dtype)tensor->dtype, tensor->rank);
+}
+
+size_t fsti_header_filler_count(const fsti_header *header) {
+    size_t count = 0;
+    if (!fsti_header_has_key(header, FSTI_FILLER_KEY)) return 0;
+    for (size_t i = 0; i < header->tensor_count; i++)
+        count += fsti_header_is_filler(header, &header->tensors[i]);
+    return count;
 }

@@ -106,8 +106,9 @@ bool fsti_header_has_key(const fsti_header *header, const char *key);
 
 /// Whether a tensor is what a filler is, in a file that has the mark.
 bool fsti_filler_like(const char *name, size_t name_size, fst_dtype dtype, uint32_t rank);
-/// Which tensors of a header are fillers. Asked once a header whether it has any: most do not.
-bool fsti_header_has_fillers(const fsti_header *header);
+/// How many tensors of a header are fillers: 0 without the mark. All are looked at.
+size_t fsti_header_filler_count(const fsti_header *header);
+/// Whether one is, in a header with the mark.
 bool fsti_header_is_filler(const fsti_header *header, const fsti_tensor *tensor);
 
 /// Which file holds which tensor, by *.safetensors.index.json.

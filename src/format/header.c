@@ -19,15 +19,6 @@ void fsti_header_unref(fsti_header *header) {
     fsti_free(header);
 }
 
-bool fsti_header_has_key(const fsti_header *header, const char *key) {
-    size_t size = strlen(key);
-    for (size_t i = 0; i < header->metadata_count; i++) {
-        fsti_text known = header->metadata[i].key;
-        if (known.size == size && memcmp(header->bytes + known.at, key, size) == 0) return true;
-    }
-    return false;
-}
-
 static fst_status json_failure(const header_build *build, fst_error *error) {
     const fsti_header *header = build->header;
     if (build->out_of_memory) return fsti_error_memory(error, header->byte_count);

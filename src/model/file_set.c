@@ -179,10 +179,6 @@ void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_inf
 
 void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out) {
     const model_file *file = &model->files[index];
-    const fsti_header *header = file->header;
-    size_t fillers = 0, looked_at = fsti_header_has_fillers(header) ? header->tensor_count : 0;
-    for (size_t i = 0; i < looked_at; i++)
-        fillers += fsti_header_is_filler(header, &header->tensors[i]);
     *out = (fst_file_info){.path = fsti_file_path(file->file),
                            .size_bytes = fsti_file_size(file->file),
                            .header_bytes = file->header->data_begin,
@@ -191,7 +187,7 @@ void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *o
                            .has_metadata = file->header->has_metadata,
                            .header_reads = file->header_reads,
                            .table_bytes = file->header->table_bytes,
-                           .filler_count = fillers,
+                           .filler_count = file->filler_count,
                            .stored_bytes = fsti_file_size(file->file)};
     if (file->packed == NULL) return;
     out->stored_bytes = file->packed->stored_bytes;

@@ -127,7 +127,10 @@ fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_
         status == FST_OK && (flags & FST_OPEN_STORED) == 0 && fsti_packed_is(out->header);
     if (is_packed) status = fsti_packed_file_open(model, out, flags, error);
     if (out->file != NULL) out->header_reads = fsti_file_read_count(stored);
-    if (status == FST_OK) return FST_OK;
+    if (status == FST_OK) {
+        out->filler_count = fsti_header_filler_count(out->header);
+        return FST_OK;
+    }
     if (is_packed) {
         fsti_model_file_clear(out);
         return status;

@@ -88,7 +88,7 @@ static void add_entries(fst_model *model, const char *marks, bool fillers) {
     size_t place = 0;
     for (uint32_t f = 0; f < model->file_count; f++) {
         const fsti_header *header = model->files[f].header;
-        bool may_fill = fsti_header_has_fillers(header);
+        bool may_fill = model->files[f].filler_count > 0;
         for (uint32_t t = 0; t < header->tensor_count; t++) {
             bool is_filler = may_fill && fsti_header_is_filler(header, &header->tensors[t]);
             if ((marks == NULL || marks[place++] != 0) && is_filler == fillers)
@@ -122,8 +122,7 @@ static fst_status collect_mapped(fst_model *model, const fsti_index *index, fst_
 
 fst_status fsti_model_merge(fst_model *model, const fsti_index *index, fst_error *error) {
     size_t all = count_all(model);
-    if (index == NULL && model->file_count == 1 &&
-        !fsti_header_has_fillers(model->files[0].header)) {
+    if (index == NULL && model->file_count == 1 && model->files[0].filler_count == 0) {
         model->tensor_count = model->entry_count = all;
         return FST_OK;
     }

@@ -83,6 +83,7 @@ typedef struct model_file {
     fsti_file *file;
     fsti_header *header;
     uint32_t header_reads;
+    size_t filler_count;
     fsti_digest_list digests; ///< of its chunks; kind is NULL when the model is not verified
     fsti_buffer *mappings[2]; ///< private views, read-only and writable; made on first use
     /// Of a compressed file, which `file` and `header` show as the original: its directory, which
