@@ -269,32 +269,46 @@ KILLED = textwrap.dedent("""
     from fastsafetensors.torch import save_file
     from fastsafetensors.fast_loading import save_safetensors_sharded
     folder, kind = sys.argv[1:3]
-    print("ready", flush=True)
-    value = 0
-    while True:
-        value = (value + 1) % 100
-        tensors = {f"t{i}": torch.full((1 << 18,), value, dtype=torch.int32) for i in range(6)}
-        if kind == "sharded":
-            save_safetensors_sharded(tensors, folder, max_shard_size=2 << 20)
-        else:
-            save_file(tensors, os.path.join(folder, "model.safetensors"), durable=kind == "durable")
+    torch.set_num_threads(1)
+
+    def save_without_end():
+        value = 0
+        while True:
+            value = (value + 1) % 100
+            tensors = {f"t{i}": torch.full((1 << 18,), value, dtype=torch.int32) for i in range(6)}
+            if kind == "sharded":
+                save_safetensors_sharded(tensors, folder, max_shard_size=2 << 20)
+            else:
+                save_file(tensors, os.path.join(folder, "model.safetensors"),
+                          durable=kind == "durable")
+
+    for _ in sys.stdin:  # a process a line: each begins as if nothing had been saved
+        child = os.fork()
+        if child == 0:
+            try:
+                save_without_end()
+            finally:
+                os._exit(1)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """)
 
 
 def kill_at_random(folder, kind, times, rng):
-    """Start a program that saves without end; kill it; return what each kill left behind."""
+    """Start processes that save without end; kill them; return what each kill left behind."""
     window = 0.05
-    for _ in range(times):
-        child = subprocess.Popen([sys.executable, "-c", KILLED, folder, kind],
-                                 stdout=subprocess.PIPE, text=True)
-        assert child.stdout.readline() == "ready\n"
-        time.sleep(rng.random() * window)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        if all(name.startswith(".") for name in os.listdir(folder)):
-            window *= 1.5  # a busy machine has saved nothing by then
-        yield
+    with subprocess.Popen([sys.executable, "-c", KILLED, folder, kind], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as parent:
+        for _ in range(times):
+            parent.stdin.write("go\n")
+            parent.stdin.flush()
+            child = int(parent.stdout.readline())
+            time.sleep(rng.random() * window)
+            os.kill(child, signal.SIGKILL)
+            assert parent.stdout.readline() == f"-{int(signal.SIGKILL)}\n"
+            if all(name.startswith(".") for name in os.listdir(folder)):
+                window *= 1.5  # a busy machine has saved nothing by then
+            yield
 
 
 @pytest.mark.parametrize(("kind", "times"), [("quick", 20), ("durable", 20)])
