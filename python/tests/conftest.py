@@ -5,6 +5,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import resource
 import signal
 import struct
 
@@ -21,6 +22,11 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["NO_GCE_CHECK"] = "true"
 _near = (os.environ.get("no_proxy"), os.environ.pop("NO_PROXY", None), "127.0.0.1,localhost,::1")
 os.environ["no_proxy"] = ",".join(filter(None, _near))
+# Some machines let programs open 256 files unless they ask for more.
+_limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+if _limits[0] < 4096:
+    _most = 4096 if _limits[1] == resource.RLIM_INFINITY else min(4096, _limits[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_most, _limits[1]))
 # Who runs tests in the background ignores Ctrl-C, and so would every program that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -256,7 +256,7 @@ for work in (lambda: fst_numpy.save_file(original, {pair[0]!r} + ".other", compr
             pytest.skip("no compiler")
     out = subprocess.run(
         [sys.executable, "-c", program],
-        env={"LD_LIBRARY_PATH": str(folder), "PATH": "/usr/bin:/bin"},
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
         capture_output=True,
         text=True,
         check=False,

@@ -75,6 +75,7 @@ class WebServer(socketserver.ThreadingTCPServer):
         self.connections = 0
         self.pauses_over = 0  # of Answer.pause_before_s and pause_within_s
         self.ending = threading.Event()
+        self.sockets: set[socket.socket] = set()  # of connections, each with its thread
         self.count_lock = threading.Lock()
         self._contents: dict[tuple[str, int], tuple[bytes, str]] = {}
 
@@ -89,6 +90,14 @@ class WebServer(socketserver.ThreadingTCPServer):
         """End it, and what it waits for."""
         self.ending.set()
         super().shutdown()
+
+    def server_close(self) -> None:
+        """Leave no connection, and so no thread: clients keep theirs for as long as they may."""
+        super().server_close()
+        with self.count_lock:
+            for connection in self.sockets:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
@@ -140,6 +149,7 @@ class Handler(socketserver.BaseRequestHandler):
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self.server.count_lock:
             self.server.connections += 1
+            self.server.sockets.add(self.request)
         file = self.request.makefile("rb")
         with contextlib.suppress(OSError):
             while (request := self.read_request(file)) is not None:
@@ -150,6 +160,8 @@ class Handler(socketserver.BaseRequestHandler):
                     self.server.log.append(request)
                 if not self.send(answer):
                     break
+        with self.server.count_lock:
+            self.server.sockets.discard(self.request)
 
     def read_request(self, file: Any) -> Request | None:
         """One request; None at the end."""
