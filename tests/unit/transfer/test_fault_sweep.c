@@ -408,7 +408,9 @@ TEST(no_thread_at_all)
         }
         fst_load_stats stats = {.struct_size = sizeof stats};
         CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
-        CHECK_CONTAINS(stats.reason, "no thread can be started");
+        // Views of what is there are made by the caller anyway.
+        if (views == 0 || stats.chunks_resident < stats.chunk_count)
+            CHECK_CONTAINS(stats.reason, "no thread can be started");
         CHECK_INT(stats.thread_count, 1);
         fst_loader_close(loader);
         fst_model_close(model);
