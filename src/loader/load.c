@@ -49,6 +49,13 @@ static uint64_t count_bytes(const fst_loader *loader) {
     return bytes;
 }
 
+static uint64_t count_model_bytes(const fst_loader *loader) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < loader->model->file_count; i++)
+        bytes += fsti_min(fsti_file_size(loader->files[i]), UINT64_MAX - bytes);
+    return bytes;
+}
+
 /// Asks the policy, with the facts as they are now.
 static void choose_policy(fst_loader *loader, bool view_refused) {
     const fst_load_options *options = &loader->options;
@@ -64,6 +71,7 @@ static void choose_policy(fst_loader *loader, bool view_refused) {
                              .view_refused = view_refused,
                              .verifies = loader->digests != NULL,
                              .bytes = count_bytes(loader),
+                             .model_bytes = count_model_bytes(loader),
                              .available_bytes = UINT64_MAX};
     if (facts.bytes > FSTI_POLICY_SMALL_BYTES) facts.available_bytes = fsti_memory_left();
     fsti_policy_choose(&facts, &loader->policy);

@@ -13,7 +13,8 @@
 /// Loads to memory of one's own above this go around the page cache. What is kept costs the first
 /// start fresh pages beside its own, and a copy: 4 ms of 25 MB, 130 ms of 300 MB, 310 ms of 1 GiB;
 /// every later one wins a little more (docs/benchmarks/starts-owned-2026-11-23.md). Small files
-/// are started often, of large ones both copies are missed.
+/// are started often, of large ones both copies are missed. A part of a large model is read once
+/// by who loads all of it in parts.
 #define OWNED_CACHE_BYTES_MAX ((uint64_t)128 << 20)
 
 /// Saves below this are not worth a ring: writes through the page cache, pushed out early, take the
@@ -59,7 +60,7 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
     }
     // Memory of one's own is there besides.
     bool is_twice = mode == FST_MODE_LOAD && !facts->to_device;
-    if (is_twice && facts->bytes > OWNED_CACHE_BYTES_MAX) {
+    if (is_twice && fsti_max(facts->bytes, facts->model_bytes) > OWNED_CACHE_BYTES_MAX) {
         *why = "memory of one's own would hold much twice";
         return false;
     }

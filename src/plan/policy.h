@@ -21,6 +21,7 @@ typedef struct fsti_load_facts {
     bool view_refused;        ///< the system does not map the files
     bool verifies;            ///< bytes are held against digests
     uint64_t bytes;           ///< of the request
+    uint64_t model_bytes;     ///< of all files that it is a part of
     uint64_t available_bytes; ///< memory that may be used; UINT64_MAX: no limit is known
 } fsti_load_facts;
 

@@ -98,6 +98,8 @@ TEST(memory_of_ones_own_and_the_page_cache)
          false,
          "much twice"},
         {{.mode = LOAD, .bytes = 1000, .available_bytes = 0}, LOAD, true, "it fits twice"},
+        // A part of a large model.
+        {{.mode = LOAD, .bytes = 1000, .model_bytes = GIB}, LOAD, false, "much twice"},
         {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000}, LOAD, false, "as asked"},
         {{.mode = LOAD, .bytes = GIB, .available_bytes = 99 * GIB}, LOAD, false, "much twice"},
     };
