@@ -179,6 +179,25 @@ typedef struct fsti_name {
 } fsti_name;
 typedef fsti_name (*fsti_name_at)(const void *context, size_t index);
 
+/// Places of names. What they are the names of may grow to `capacity` (below 2^31) while it is
+/// used.
+typedef struct fsti_name_table {
+    fsti_name_at name_at;
+    const void *context;
+    uint32_t *slots;
+    size_t slot_count;
+    uint64_t key;
+} fsti_name_table;
+
+/// Empty. False without memory; fsti_name_table_clear() frees in any case.
+bool fsti_name_table_make(fsti_name_table *table, fsti_name_at name_at, const void *context,
+                          size_t capacity);
+/// Notes the place of a name. Returns the one that it had before, which is forgotten, or SIZE_MAX.
+size_t fsti_name_table_put(fsti_name_table *table, size_t index);
+/// The place of a name, or SIZE_MAX.
+size_t fsti_name_table_find(const fsti_name_table *table, fsti_name name);
+void fsti_name_table_clear(fsti_name_table *table);
+
 /// The first of `count` names (below 2^31) that came before; SIZE_MAX: they differ. False without
 /// memory.
 bool fsti_names_twice(fsti_name_at name_at, const void *context, size_t count, size_t *twice);

@@ -86,33 +86,29 @@ static void finish_metadata(fsti_header *header) {
     header->metadata_count = kept;
 }
 
-/// Removes earlier values of a repeated metadata key. Metadata can be large, so the test for
-/// repetition sorts hashes in a table of its own rather than compare all pairs.
+static fsti_name name_of_key(const void *context, size_t index) {
+    const fsti_header *header = context;
+    fsti_text key = header->metadata[index].key;
+    return (fsti_name){header->bytes + key.at, key.size};
+}
+
+/// Removes earlier values of a repeated metadata key.
 static bool drop_repeated_metadata(fsti_header *header) {
-    size_t count = header->metadata_count, slot_count = 4, kept = 0;
+    size_t count = header->metadata_count, kept = 0;
+    fsti_name_table places;
     if (count < 2) return true;
-    while (slot_count < 2 * count) slot_count *= 2;
-    uint32_t *slots = fsti_alloc_zeroed(slot_count, sizeof *slots);
-    if (slots == NULL) return false;
+    if (!fsti_name_table_make(&places, name_of_key, header, count)) return false;
     for (size_t i = 0; i < count; i++) {
-        fsti_metadata_pair pair = header->metadata[i];
-        const char *key = header->bytes + pair.key.at;
-        size_t slot = fsti_hash(key, pair.key.size, header->hash_key) & (slot_count - 1);
-        for (; slots[slot] != 0; slot = (slot + 1) & (slot_count - 1)) {
-            const fsti_metadata_pair *other = &header->metadata[slots[slot] - 1];
-            if (other->key.size == pair.key.size &&
-                memcmp(header->bytes + other->key.at, key, pair.key.size) == 0)
-                break;
-        }
-        if (slots[slot] != 0) {
-            header->metadata[slots[slot] - 1].value = pair.value;
+        size_t at = fsti_name_table_find(&places, name_of_key(header, i));
+        if (at != SIZE_MAX) {
+            header->metadata[at].value = header->metadata[i].value;
             continue;
         }
-        header->metadata[kept++] = pair;
-        slots[slot] = (uint32_t)kept;
+        header->metadata[kept] = header->metadata[i];
+        fsti_name_table_put(&places, kept++);
     }
     header->metadata_count = kept;
-    fsti_free(slots);
+    fsti_name_table_clear(&places);
     return true;
 }
 

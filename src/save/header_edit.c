@@ -72,15 +72,6 @@ static fst_status describe_tensors(header_edit *edit, const fst_edit_options *op
     return rename_tensors(edit, options, error);
 }
 
-static size_t find_key(const header_edit *edit, const fst_metadata_entry *entry) {
-    size_t at = 0;
-    while (at < edit->metadata_count &&
-           (edit->metadata[at].key_size != entry->key_size ||
-            memcmp(edit->metadata[at].key, entry->key, entry->key_size) != 0))
-        at++;
-    return at;
-}
-
 /// The tensor that a key is the digest of, where it gets another name.
 static const fst_save_tensor *renamed_by_key(const header_edit *edit,
                                              const fst_metadata_entry *entry) {
@@ -120,9 +111,9 @@ static bool is_mark(const header_edit *edit, const fst_metadata_entry *entry) {
            memcmp(entry->key, FSTI_FILLER_KEY, entry->key_size) == 0;
 }
 
-/// The old entries, in their order, with what is set at its place or at the end.
-static fst_status change_metadata(header_edit *edit, const fst_edit_options *options,
-                                  fst_error *error) {
+/// The old entries, in their order.
+static fst_status take_metadata(header_edit *edit, const fst_edit_options *options,
+                                fst_error *error) {
     size_t capacity = edit->file.metadata_count + options->metadata_count + 1;
     edit->metadata = fsti_alloc(capacity * sizeof *edit->metadata);
     if (edit->metadata == NULL) return fsti_error_memory(error, capacity * sizeof *edit->metadata);
@@ -131,26 +122,54 @@ static fst_status change_metadata(header_edit *edit, const fst_edit_options *opt
         fsti_model_metadata(edit->model, 0, i, entry);
         if (options->clear_metadata == 0 || is_mark(edit, entry)) edit->metadata_count++;
     }
-    FST_TRY(rename_digests(edit, error));
-    for (size_t i = 0; i < options->metadata_count; i++) {
+    return rename_digests(edit, error);
+}
+
+static fsti_name name_of_key(const void *context, size_t index) {
+    const fst_metadata_entry *entry = &((const header_edit *)context)->metadata[index];
+    return (fsti_name){entry->key, entry->key_size};
+}
+
+/// Sets an entry at its place, or at the end; takes one out by leaving it without a value.
+static void change_entry(header_edit *edit, fsti_name_table *places,
+                         const fst_metadata_entry *change) {
+    size_t at = fsti_name_table_find(places, (fsti_name){change->key, change->key_size});
+    bool is_there = at != SIZE_MAX && edit->metadata[at].value != NULL;
+    if (change->value == NULL) {
+        if (is_there) edit->metadata[at].value = NULL;
+    } else if (is_there) {
+        edit->metadata[at] = *change;
+    } else {
+        edit->metadata[edit->metadata_count] = *change;
+        fsti_name_table_put(places, edit->metadata_count++);
+    }
+}
+
+static fst_status change_metadata(header_edit *edit, const fst_edit_options *options,
+                                  fst_error *error) {
+    fsti_name_table places;
+    FST_TRY(take_metadata(edit, options, error));
+    size_t capacity = edit->metadata_count + options->metadata_count;
+    if (!fsti_name_table_make(&places, name_of_key, edit, capacity))
+        return fsti_error_memory(error, capacity * sizeof *places.slots);
+    for (size_t i = 0; i < edit->metadata_count; i++) fsti_name_table_put(&places, i);
+    fst_status status = FST_OK;
+    for (size_t i = 0; status == FST_OK && i < options->metadata_count; i++) {
         const fst_metadata_entry *change = &options->metadata[i];
         if (change->value == NULL && is_mark(edit, change))
-            return refuse(edit->file.path,
-                          "the metadata key " FSTI_FILLER_KEY
-                          " tells which tensors only fill alignment: it stays as long as they do",
-                          error);
-        size_t at = find_key(edit, change);
-        bool is_new = at == edit->metadata_count;
-        if (change->value != NULL) {
-            edit->metadata[at] = *change;
-            if (is_new) edit->metadata_count++;
-        } else if (!is_new) {
-            edit->metadata_count--;
-            memmove(&edit->metadata[at], &edit->metadata[at + 1],
-                    (edit->metadata_count - at) * sizeof *edit->metadata);
-        }
+            status = refuse(edit->file.path,
+                            "the metadata key " FSTI_FILLER_KEY " tells which tensors only fill "
+                            "alignment: it stays as long as they do",
+                            error);
+        else
+            change_entry(edit, &places, change);
     }
-    return FST_OK;
+    fsti_name_table_clear(&places);
+    size_t kept = 0;
+    for (size_t i = 0; i < edit->metadata_count; i++)
+        if (edit->metadata[i].value != NULL) edit->metadata[kept++] = edit->metadata[i];
+    edit->metadata_count = kept;
+    return status;
 }
 
 // ---- the file ----

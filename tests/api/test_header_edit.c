@@ -69,6 +69,41 @@ TEST(metadata_is_set_and_goes)
     fst_model_close(model);
 }
 
+/// The keys in a row, as the file has them.
+static const char *keys_of(const char *path) {
+    static char keys[64];
+    fst_model *model;
+    fst_metadata_entry entry;
+    keys[0] = '\0';
+    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return "no model";
+    for (size_t i = 0; fst_model_metadata(model, 0, i, &entry, NULL) == FST_OK; i++)
+        strncat(keys, entry.key, sizeof keys - strlen(keys) - 1);
+    fst_model_close(model);
+    return keys;
+}
+
+TEST(changes_are_made_one_after_the_other)
+{
+    const char *path = fixture_tensors("order", 1, 10);
+    fst_metadata_entry first[] = {save_entry_of("a", "1"), save_entry_of("b", "2"),
+                                  save_entry_of("c", "3"), save_entry_of("d", "4")};
+    fst_metadata_entry next[] = {save_entry_of("b", NULL), save_entry_of("c", "x"),
+                                 save_entry_of("a", NULL), save_entry_of("e", "5"),
+                                 save_entry_of("a", "6"),  save_entry_of("a", "7"),
+                                 save_entry_of("e", NULL), save_entry_of("f", NULL)};
+    fst_edit_options options = edit_of(first, 4);
+    fst_model *model;
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_OK);
+    CHECK_TEXT(keys_of(path), "abcd");
+    options = edit_of(next, 8);
+    CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_OK);
+    CHECK_TEXT(keys_of(path), "cda");
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK_TEXT(metadata_of(model, "a"), "7");
+    CHECK_TEXT(metadata_of(model, "c"), "x");
+    fst_model_close(model);
+}
+
 /// Where a file system shares blocks, their place in them must stay.
 TEST(the_data_keeps_its_place_in_a_block)
 {
