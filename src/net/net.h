@@ -124,15 +124,16 @@ fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint
 
 /// What an address had when it was looked at: so it is replaced, or removed, by who has looked.
 typedef enum fsti_seen_kind {
-    FSTI_SEEN_ANY,     ///< nobody has looked, or it has no mark: whatever is there is replaced
+    FSTI_SEEN_ANY,     ///< nobody has looked, or could: whatever is there is replaced
     FSTI_SEEN_NOTHING, ///< nothing was there
     FSTI_SEEN_THIS     ///< an object with this mark: its ETag, or with Google its generation
 } fsti_seen_kind;
 typedef struct fsti_seen {
     fsti_seen_kind kind;
+    bool is_hidden; ///< FSTI_SEEN_ANY since who saves may not look; else the store gives no marks
     char mark[192];
 } fsti_seen;
-/// Looks what is there. Who may not look has seen FSTI_SEEN_ANY. `watch`: or NULL.
+/// Looks what is there. `watch`: or NULL.
 fst_status fsti_net_look(const char *url, const fsti_net_watch *watch, fsti_seen *out,
                          fst_error *error);
 /// Whether both are of one version.
@@ -177,16 +178,19 @@ void fsti_upload_close(fsti_upload *upload);
 
 /// A small object.
 typedef struct fsti_fetched {
-    char *text; ///< from fsti_alloc, ended by a NUL; NULL: there is none, or it may not be read
+    char *text; ///< from fsti_alloc, ended by a NUL; NULL: none, or not to be read, or too large
     size_t size;
+    bool is_large; ///< of more than `most` bytes
     fsti_seen seen;
 } fsti_fetched;
 /// All of an object of at most `most` bytes.
 fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t most,
                           fsti_fetched *out, fst_error *error);
 /// Removes an object; one that is not there is fine. `seen` (NULL: any): what has come instead of
-/// that stays, which is fine, too.
-fst_status fsti_net_remove(const char *url, const fsti_seen *seen, fst_error *error);
+/// that stays, which is fine, too, and told in *is_other (or NULL). Where nothing was seen nothing
+/// is removed.
+fst_status fsti_net_remove(const char *url, const fsti_seen *seen, bool *is_other,
+                           fst_error *error);
 
 /// For tests: other names to look for the library by, ended by NULL; before its first use.
 void fsti_net_fake_library(const char *const *names);

@@ -90,6 +90,7 @@ static fst_status look(net_store *store, const char *url, const fsti_net_watch *
     fst_status status = run_small(store, &small, &request, &cause);
     if (status == FST_OK) fsti_seen_read(store->kind, &request.answer, out);
     if (status == FST_E_NOT_FOUND) out->kind = FSTI_SEEN_NOTHING;
+    out->is_hidden = status == FST_E_PERMISSION;
     if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION) return FST_OK;
     if (error != NULL) *error = cause;
     return status;
@@ -120,8 +121,12 @@ static fst_status fetch(net_store *store, const small_request *small, fsti_fetch
     fst_error cause = {0};
     fst_status status = run_small(store, small, &request, &cause);
     *out = (fsti_fetched){.text = request.text, .size = request.text_bytes};
+    out->is_large = status != FST_OK && request.answer.status == 200 &&
+                    request.answer.length_bytes > small->text_bytes_max;
     if (status == FST_OK) fsti_seen_read(store->kind, &request.answer, &out->seen);
-    if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION) return FST_OK;
+    if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION ||
+        out->is_large)
+        return FST_OK;
     if (error != NULL) *error = cause;
     return status;
 }
@@ -140,29 +145,37 @@ fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t m
 // ---- removal ----
 
 /// Some stores don't know the condition, or pass over it: so it is looked at first as well.
-static fst_status remove_seen(net_store *store, const small_request *small, fst_error *error) {
+/// *is_other: what has come instead is another's, and stays.
+static fst_status remove_seen(net_store *store, const small_request *small, bool *is_other,
+                              fst_error *error) {
     net_request request = {0};
     fsti_seen now;
     FST_TRY(look(store, small->url, small->watch, &now, error));
-    if (now.kind != FSTI_SEEN_ANY && !fsti_seen_is_same(&now, small->seen)) return FST_OK;
+    *is_other = now.kind == FSTI_SEEN_THIS && !fsti_seen_is_same(&now, small->seen);
+    if (now.kind == FSTI_SEEN_NOTHING || *is_other) return FST_OK;
     fst_status status = run_small(store, small, &request, error);
-    // What has come instead is another's.
-    if (request.answer.status == 412 || request.answer.status == 409) return FST_OK;
+    *is_other = request.answer.status == 412 || request.answer.status == 409;
+    if (*is_other) return FST_OK;
     if (request.answer.status != STATUS_NOT_IMPLEMENTED) return status;
     const small_request plain = {.method = small->method, .url = small->url};
     return run_small(store, &plain, &request, error);
 }
 
-fst_status fsti_net_remove(const char *url, const fsti_seen *seen, fst_error *error) {
+fst_status fsti_net_remove(const char *url, const fsti_seen *seen, bool *is_other,
+                           fst_error *error) {
     net_store *store = NULL;
+    bool changed = false;
     net_request request = {0};
     fst_error cause = {0};
     const small_request small = {.method = "DELETE", .url = url, .seen = seen};
     bool is_seen = seen != NULL && seen->kind == FSTI_SEEN_THIS;
+    if (is_other != NULL) *is_other = false;
+    if (seen != NULL && seen->kind == FSTI_SEEN_NOTHING) return FST_OK;
     FST_TRY(open_store(url, &store, error));
-    fst_status status =
-        is_seen ? remove_seen(store, &small, &cause) : run_small(store, &small, &request, &cause);
+    fst_status status = is_seen ? remove_seen(store, &small, &changed, &cause)
+                                : run_small(store, &small, &request, &cause);
     fsti_store_unref(store);
+    if (is_other != NULL) *is_other = changed;
     if (status == FST_OK || status == FST_E_NOT_FOUND) return FST_OK;
     if (error != NULL) *error = cause;
     return status;

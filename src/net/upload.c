@@ -180,10 +180,11 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net
 // ---- parts ----
 
 /// Whether a request for a whole object has put it in place: -1 where the store has not said that
-/// it has not.
+/// it has not. What it says of a second try says nothing of the first.
 static int has_committed(const net_request *request) {
     if (request->status == FST_OK) return 1;
-    bool is_refused = request->answer.status >= 400 && request->answer.status < 500;
+    bool is_first = request->counts.requests == 1;
+    bool is_refused = is_first && fsti_upload_is_refusal(request->answer.status);
     return request->counts.requests == 0 || is_refused ? 0 : -1;
 }
 
@@ -438,7 +439,7 @@ static fst_status try_whole(fsti_upload *upload, bool *again, fst_error *error) 
     *again = status != FST_OK && (fsti_store_move(upload->store, upload->region) ||
                                   drop_condition(&upload->place, upload->refusal));
     // What is there already may be this one, by a try whose answer was lost.
-    bool may_be_it = cause.os_errno == EEXIST && upload->counts.requests > 1;
+    bool may_be_it = upload->is_committed < 0 && fsti_upload_is_refusal(upload->refusal);
     if (may_be_it)
         upload->is_committed =
             fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes);

@@ -61,6 +61,8 @@ bool fsti_seen_line(net_store_kind kind, const fsti_seen *seen, char *out, size_
 void fsti_seen_read(net_store_kind kind, const net_answer *answer, fsti_seen *out);
 /// A place for objects: FST_E_UNSUPPORTED, FST_E_ARGUMENT.
 fst_status fsti_upload_check_place(const net_store *store, const char *url, fst_error *error);
+/// Whether a store has said by its status that it did not do what it was asked for, then.
+static inline bool fsti_upload_is_refusal(uint32_t status) { return status >= 400 && status < 500; }
 /// The status of stores that know no conditions.
 #define STATUS_NOT_IMPLEMENTED 501u
 /// SHA-256 of what is sent, where the way there proves nothing of it; else NULL.

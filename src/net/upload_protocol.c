@@ -183,9 +183,10 @@ static bool is_there(upload_place *place) {
     fsti_net_count(&place->counts, &request.counts);
     fsti_free(request.text);
     int64_t made_s = fsti_answer_date(request.answer.modified);
-    fsti_seen_read(place->store->kind, &request.answer, &place->put);
-    return request.status == FST_OK && request.answer.length_bytes == place->size_bytes &&
-           place->begun_s >= 0 && made_s >= place->begun_s;
+    bool is_it = request.status == FST_OK && request.answer.length_bytes == place->size_bytes &&
+                 place->begun_s >= 0 && made_s >= place->begun_s;
+    if (is_it) fsti_seen_read(place->store->kind, &request.answer, &place->put);
+    return is_it;
 }
 
 int fsti_upload_is_same(upload_place *place, const char *bytes, size_t size) {
@@ -236,9 +237,11 @@ fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error
     } else if (status == FST_E_NOT_FOUND && is_there(place)) {
         status = FST_OK;
     } else {
-        bool is_refused = place->refusal == 412 && request.counts.requests == 1;
-        // Also of an answer that there was no memory for.
-        *unknown = request.counts.requests > 0 && status != FST_E_PERMISSION && !is_refused;
+        bool is_first = request.counts.requests == 1;
+        // Also of an answer that there was no memory for; of a second try says nothing of the
+        // first.
+        *unknown =
+            request.counts.requests > 0 && !(is_first && fsti_upload_is_refusal(place->refusal));
     }
     fsti_free(list);
     return status;

@@ -12,10 +12,25 @@ const fsti_seen *fsti_output_mark(const fsti_output *output) {
     return fsti_upload_mark(output->upload);
 }
 
+/// What lies there is this output, or another's.
+static fst_status leave(const fsti_output *output, fst_error *error) {
+    const fsti_target *target = &output->target;
+    fsti_error_place where = FSTI_NOWHERE;
+    where.file = target->path;
+    if (target->leads)
+        return fsti_error_set(error, FST_E_IO, where, "whether it is this save's is not known");
+    fsti_log(FST_LOG_WARNING, "%s: if there is one, it stays: it may be another save's",
+             target->path);
+    return FST_OK;
+}
+
 fst_status fsti_output_displace(fsti_output *output, fst_error *error) {
-    const char *path = output->target.path;
-    return output->upload == NULL ? fsti_path_remove(path, error)
-                                  : fsti_net_remove(path, fsti_output_mark(output), error);
+    const fsti_target *target = &output->target;
+    if (output->upload == NULL) return fsti_path_remove(target->path, error);
+    bool is_ours = fsti_upload_is_committed(output->upload) == 1;
+    if (is_ours) return fsti_net_remove(target->path, fsti_output_mark(output), NULL, error);
+    return target->is_unique ? fsti_net_remove(target->path, NULL, NULL, error)
+                             : leave(output, error);
 }
 
 void fsti_output_stop(fsti_output *output) {
@@ -38,7 +53,9 @@ void fsti_output_give_parts(fsti_output *output, fsti_output_taker taker, void *
 
 // ---- objects that are taken away ----
 
-#define KEPT_BYTES_MAX ((size_t)64 << 20)
+#define KEPT_BYTES_MAX ((size_t)256 << 20)
+/// So often an object that another save puts there meanwhile is taken away as well.
+#define HIDE_COUNT_MAX 4u
 
 struct fsti_kept_object {
     size_t size;
@@ -53,18 +70,42 @@ static fst_status keep(const char *text, size_t size, fsti_kept_object **kept, f
     return FST_OK;
 }
 
-fst_status fsti_object_hide(const char *address, const char *word, const fsti_net_watch *watch,
-                            fsti_kept_object **kept, fst_error *error) {
+/// What is to be taken away, kept in *kept; NULL: there is none.
+static fst_status find(const char *address, const char *word, const fsti_net_watch *watch,
+                       fsti_kept_object **kept, fsti_seen *seen, fst_error *error) {
     fsti_fetched found;
     size_t word_size = strlen(word);
     *kept = NULL;
     FST_TRY(fsti_net_fetch(address, watch, KEPT_BYTES_MAX, &found, error));
     fst_status status = FST_OK;
+    if (found.is_large)
+        fsti_log(FST_LOG_WARNING, "%s is left alone: it is too large for what its name says",
+                 address);
     if (found.text != NULL && found.size >= word_size && memcmp(found.text, word, word_size) == 0)
         status = keep(found.text, found.size, kept, error);
+    *seen = found.seen;
     fsti_free(found.text);
-    if (status != FST_OK || *kept == NULL) return status;
-    return fsti_net_remove(address, &found.seen, error);
+    return status;
+}
+
+fst_status fsti_object_hide(const char *address, const char *word, const fsti_net_watch *watch,
+                            fsti_kept_object **kept, fst_error *error) {
+    fsti_error_place where = FSTI_NOWHERE;
+    where.file = address;
+    *kept = NULL;
+    for (uint32_t i = 0; i < HIDE_COUNT_MAX; i++) {
+        fsti_seen seen;
+        bool is_other = false;
+        fsti_object_forget(*kept);
+        FST_TRY(find(address, word, watch, kept, &seen, error));
+        if (*kept == NULL) return FST_OK;
+        FST_TRY(fsti_net_remove(address, &seen, &is_other, error));
+        if (!is_other) return FST_OK;
+    }
+    fsti_object_forget(*kept);
+    *kept = NULL;
+    return fsti_error_set(error, FST_E_FILE_CHANGED, where,
+                          "others put it there as often as it is taken away");
 }
 
 fst_status fsti_object_restore(const char *address, const fsti_kept_object *kept,

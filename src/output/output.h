@@ -23,6 +23,8 @@ typedef struct fsti_target {
     bool had_object;  ///< of a set: there was one
     const struct fsti_net_watch *watch; ///< of an object: asked while its store is waited for
     const struct fsti_seen *seen;       ///< of an object: all that it may replace; NULL: anything
+    bool is_unique;                     ///< of an object: nobody else gives one this name
+    bool leads;                         ///< of an object: others are found by it
 } fsti_target;
 
 /// `follow`: symbolic links lead on; else a link is what will be replaced, and nothing is kept of
@@ -126,7 +128,9 @@ fst_status fsti_output_unname(fsti_output *output, fst_error *error);
 /// Puts the output at its path, in place of what is there, in one step. With `keep_hidden` the
 /// hidden name stays as well; where the file system has no hard links, a copy goes to the path.
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
-/// Takes away what lies at its path; of an object, as long as that is the output.
+/// Takes away what lies at its path; of an object, as long as that is the output. Where a store has
+/// not said so, what lies there may be another save's, and stays: an error of one by which others
+/// are found, as those must stay then, too.
 fst_status fsti_output_displace(fsti_output *output, fst_error *error);
 /// Whether the output is what lies at its path: 1, 0, or -1 where that can't be told.
 int fsti_output_is_placed(const fsti_output *output);

@@ -107,7 +107,7 @@ static fst_status put_aside(journal_step *step, fst_error *error) {
 
 static fst_status take_away(const journal_step *step, fst_error *error) {
     if (step->output != NULL) return fsti_output_displace(step->output, error);
-    return step->seen != NULL ? fsti_net_remove(step->path, step->seen, error)
+    return step->seen != NULL ? fsti_net_remove(step->path, step->seen, NULL, error)
                               : fsti_path_remove(step->path, error);
 }
 

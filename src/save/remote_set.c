@@ -143,6 +143,8 @@ static void demand_what_was_seen(fst_writer *writer, uint32_t file) {
     // Another set's first files would get the same names.
     bool has_usual_name = writer->file_count > 1 && writer->tag[0] == '\0';
     if (!is_index && has_usual_name) writer->files[file].target.seen = &nothing;
+    if (!is_index) writer->files[file].target.is_unique = writer->tag[0] != '\0';
+    writer->index_target.leads = true;
 }
 
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
@@ -175,9 +177,11 @@ static bool has_stale(const fst_writer *writer) {
 
 bool fsti_writer_wants_index(const fst_writer *writer) {
     if (writer->file_count > 1) return true;
-    // From a set to one file an index leads, until the files of the set are gone.
-    return writer->folder != NULL && (writer->scene.has_index || has_stale(writer)) &&
-           !writer->scene.is_unknown;
+    // From a set to one file an index leads, until the files of the set are gone. Who may not list
+    // them may have seen the index by itself.
+    const remote_scene *scene = &writer->scene;
+    bool has_index = scene->is_unknown ? scene->index.kind == FSTI_SEEN_THIS : scene->has_index;
+    return writer->folder != NULL && (has_index || has_stale(writer));
 }
 
 static fst_status add_files(fst_writer *writer, fst_error *error) {
@@ -237,6 +241,21 @@ static fst_status check_no_index(void *context, fst_error *error) {
                   : FST_OK;
 }
 
+/// Files of an earlier save may be removed by who sees that no other save's index leads to them
+/// now.
+static bool may_not_look(const fst_writer *writer) {
+    return writer->scene.index.is_hidden || writer->scene.single.is_hidden;
+}
+
+static fst_status tell_hidden(void *context, fst_error *error) {
+    const fst_writer *writer = context;
+    fsti_error_place place = FSTI_NOWHERE;
+    place.file = writer->folder;
+    return fsti_error_set(error, FST_E_PERMISSION, place,
+                          "files of an earlier save stay: whether they are another's by now can't "
+                          "be told without the right to look at objects");
+}
+
 /// Before old files go: another save's index may lead to some by now, and that one removes the
 /// others.
 static fst_status check_index(void *context, fst_error *error) {
@@ -267,7 +286,7 @@ static fst_status add_removals(fst_writer *writer, fst_error *error) {
     bool has_index = writer->final_index != NULL;
     if (has_index && (has_stale(writer) || writer->manifest.kind != NULL))
         FST_TRY(fsti_journal_add_check(journal, check_index, writer, error));
-    for (size_t i = 0; i < scene->count; i++) {
+    for (size_t i = 0; i < scene->count && !may_not_look(writer); i++) {
         const char *member = scene->members[i];
         const fsti_seen *seen = is_single(writer, member) ? &scene->single : NULL;
         if (!is_own(writer, member))
@@ -301,9 +320,14 @@ fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error) {
     FST_TRY(plan_to_turn(writer, error));
     fsti_journal_turn(journal);
     FST_TRY(add_removals(writer, error));
-    if (writer->file_count == 1 && index != NULL)
+    // Files that stay are hidden by an index that leads to the new one.
+    bool leaves_some = writer->scene.is_unknown || (may_not_look(writer) && has_stale(writer));
+    if (writer->file_count == 1 && index != NULL && !leaves_some)
         FST_TRY(fsti_journal_add(journal, STEP_REMOVE_LAST, index, error));
     if (writer->manifest.kind != NULL && index == NULL)
         FST_TRY(fsti_journal_add_check(journal, check_file, writer, error));
-    return fsti_save_manifest_place(writer, error);
+    FST_TRY(fsti_save_manifest_place(writer, error));
+    return may_not_look(writer) && has_stale(writer)
+               ? fsti_journal_add_check(journal, tell_hidden, writer, error)
+               : FST_OK;
 }
