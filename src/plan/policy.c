@@ -10,12 +10,11 @@
 /// need some, and the program will need more.
 #define COMFORT_PERCENT 60u
 
-/// Loads to memory of one's own above this go around the page cache. What is kept costs the first
-/// start fresh pages beside its own, and a copy: 4 ms of 25 MB, 130 ms of 300 MB, 310 ms of 1 GiB;
-/// every later one wins a little more (docs/benchmarks/starts-owned-2026-11-23.md). Small files
-/// are started often, of large ones both copies are missed. A part of a large model is read once
-/// by who loads all of it in parts.
-#define OWNED_CACHE_BYTES_MAX ((uint64_t)128 << 20)
+/// Parts of models above this, in memory of one's own, go around the page cache: all parts are read
+/// once by who loads the model in parts (docs/benchmarks/engines-2026-11-23.md). What is no part
+/// stays in it: a first start pays for pages of the cache beside its own and for the copy, 0.2 to
+/// 0.4 s of 1 GiB, every later one is 2 to 3 times as fast (docs/benchmarks/starts-owned-*.md).
+#define PART_CACHE_BYTES_MAX ((uint64_t)128 << 20)
 
 /// Saves below this are not worth a ring: writes through the page cache, pushed out early, take the
 /// same time.
@@ -47,6 +46,11 @@ static bool fits(const fsti_load_facts *facts, uint64_t copies) {
            facts->bytes <= facts->available_bytes / 100 * COMFORT_PERCENT / copies;
 }
 
+/// Less than half of a large model.
+static bool is_part(const fsti_load_facts *facts) {
+    return facts->model_bytes > PART_CACHE_BYTES_MAX && facts->bytes < facts->model_bytes / 2;
+}
+
 /// Whether absent bytes come by way of the page cache. *why: in words.
 static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const char **why) {
     if (facts->cache != FST_CACHE_AUTO) {
@@ -60,8 +64,8 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
     }
     // Memory of one's own is there besides.
     bool is_twice = mode == FST_MODE_LOAD && !facts->to_device;
-    if (is_twice && fsti_max(facts->bytes, facts->model_bytes) > OWNED_CACHE_BYTES_MAX) {
-        *why = "memory of one's own would hold much twice";
+    if (is_twice && is_part(facts)) {
+        *why = "it is a part of a large model";
         return false;
     }
     bool comfortable = fits(facts, is_twice ? 2 : 1);

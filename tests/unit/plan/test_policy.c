@@ -46,7 +46,7 @@ TEST(kinds_of_loads)
          "around"},
         {{.mode = AUTO, .has_destinations = true, .bytes = GIB, .available_bytes = 99 * GIB},
          LOAD,
-         false,
+         true,
          "the caller gives the memory"},
         {{.mode = AUTO, .converts = true}, LOAD, true, "converted"},
         {{.mode = AUTO, .has_allocator = true}, LOAD, true, "allocator"},
@@ -86,22 +86,32 @@ TEST(kinds_of_loads)
 TEST(memory_of_ones_own_and_the_page_cache)
 {
     static const kind_case cases[] = {
-        // Memory of one's own holds what the page cache keeps once more: where both fit, and the
-        // file is no large one.
+        // Memory of one's own holds what the page cache keeps once more: where both fit.
         {{.mode = LOAD, .bytes = GIB / 8, .available_bytes = GIB / 2}, LOAD, true, "it fits twice"},
         {{.mode = LOAD, .bytes = GIB / 8, .available_bytes = GIB * 3 / 8},
          LOAD,
          false,
          "does not fit the memory that is left twice"},
-        {{.mode = LOAD, .bytes = GIB / 8 + 1, .available_bytes = 99 * GIB},
+        {{.mode = LOAD, .bytes = 3 * GIB, .available_bytes = 11 * GIB}, LOAD, true, "fits twice"},
+        {{.mode = LOAD, .bytes = 3 * GIB, .available_bytes = 9 * GIB}, LOAD, false, "left twice"},
+        {{.mode = LOAD, .bytes = 1000, .available_bytes = 0}, LOAD, true, "it fits twice"},
+        // A part of a large model, nearly all of one, a part of a small one.
+        {{.mode = LOAD, .bytes = 1000, .model_bytes = GIB}, LOAD, false, "part of a large model"},
+        {{.mode = LOAD, .bytes = GIB - 1, .model_bytes = 2 * GIB, .available_bytes = 99 * GIB},
          LOAD,
          false,
-         "much twice"},
-        {{.mode = LOAD, .bytes = 1000, .available_bytes = 0}, LOAD, true, "it fits twice"},
-        // A part of a large model.
-        {{.mode = LOAD, .bytes = 1000, .model_bytes = GIB}, LOAD, false, "much twice"},
+         "part of a large model"},
+        {{.mode = LOAD, .bytes = GIB, .model_bytes = 2 * GIB, .available_bytes = 99 * GIB},
+         LOAD,
+         true,
+         "fits twice"},
+        {{.mode = LOAD, .bytes = 1000, .model_bytes = GIB / 8}, LOAD, true, "it fits twice"},
+        {{.mode = AUTO, .bytes = 1000, .model_bytes = GIB}, MAP, true, "it fits"},
+        {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = 1000, .model_bytes = GIB},
+         LOAD,
+         true,
+         "as asked"},
         {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000}, LOAD, false, "as asked"},
-        {{.mode = LOAD, .bytes = GIB, .available_bytes = 99 * GIB}, LOAD, false, "much twice"},
     };
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
