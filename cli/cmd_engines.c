@@ -24,13 +24,8 @@ static int run(const cli_command *command, char **argv) {
     fst_engine_info infos[16];
     size_t count;
     fst_error error;
-    fst_model *model = NULL;
     const char *path = operands.count > 0 ? operands.words[0] : NULL;
-    fst_file_info file = {.path = path};
-    // Of a set, its first file stands for all: they lie in one folder.
-    bool failed = path != NULL && (fst_model_open(path, NULL, &model, &error) != FST_OK ||
-                                   fst_model_file_info(model, 0, &file, &error) != FST_OK);
-    failed = failed || fst_engines_probe(file.path, infos, 16, &count, &error) != FST_OK;
+    bool failed = fst_engines_probe(path, infos, 16, &count, &error) != FST_OK;
     if (failed)
         code = cli_fail(&error);
     else if (cli_wants_json())
@@ -43,7 +38,6 @@ static int run(const cli_command *command, char **argv) {
                    : infos[i].usable ? "usable"
                                      : "unusable",
                    infos[i].reason);
-    fst_model_close(model);
     return code;
 }
 
@@ -53,7 +47,7 @@ const cli_command engines_command = {
     .summary = "what can read files here, and why",
     .about = "Lists the ways to read, the GPUs' drivers and their ways straight from storage\n"
              "(cuFile, hipFile), whether each works here (for PATH, if one is given), which ones\n"
-             "would be used, and why.",
+             "a load of it that leaves the choice to the library would use, and why.",
     .operand_max = 1,
     .inputs = INPUTS_FIRST,
     .has_json = true,

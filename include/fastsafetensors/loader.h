@@ -327,14 +327,14 @@ FST_API void fst_tensor_unref(fst_tensor *tensor);
 typedef struct fst_engine_info {
     const char *name; ///< a constant
     int usable;
-    int chosen;       ///< 1 for what FST_ENGINE_AUTO would use
+    int chosen;       ///< 1 for what a load of `path` that leaves the choice to us would use
     char reason[192]; ///< why, in words
     uint64_t reserved[4];
 } fst_engine_info;
 
-/// Probes the engines, the GPUs' drivers, and GPUDirect Storage; `path` is a file to probe for, or
-/// NULL for the machine alone. Fills at most `capacity` entries and sets *count to how many there
-/// are. Opens the first GPU of each driver, if there is any.
+/// Probes the engines, the GPUs' drivers, and GPUDirect Storage; `path` is a model or any file to
+/// probe for, or NULL for the machine alone. Fills at most `capacity` entries and sets *count to
+/// how many there are. Opens the first GPU of each driver, if there is any.
 FST_API FST_NODISCARD fst_status fst_engines_probe(const char *path, fst_engine_info *infos,
                                                    size_t capacity, size_t *count,
                                                    fst_error *error);

@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, write_raw
+from conftest import ROOT, write_raw, zstd_or_skip
 
 U8 = '"dtype":"U8","shape":[2],"data_offsets":[0,2]'
 
@@ -194,8 +194,33 @@ def test_engines(run, model):
         assert done.returncode == 0
         assert [line.split()[0] for line in done.stdout.splitlines()] == [
             "pread", "direct", "uring", "mmap", "http", "cuda", "cufile", "hip", "hipfile"]
-    assert "chosen" in done.stdout
     assert run("engines", "/nonexistent").returncode == 2
+
+
+def test_engines_tells_what_a_load_does(run, model):
+    def chosen():
+        rows = json.loads(run("engines", "--json", model[0]).stdout)["engines"]
+        return [row["name"] for row in rows if row["chosen"]], {x["name"]: x for x in rows}
+
+    told = json.loads(run("load", "--json", model[0]).stdout)
+    names, rows = chosen()
+    assert told["mode"] == "map" and names == ["mmap"]
+    # The same words, by the same policy.
+    assert told["reason"].split(";")[0] in rows["mmap"]["reason"]
+    assert "kept in the page cache" in rows["mmap"]["reason"]
+
+
+def test_engines_of_what_is_not_mapped(run, model, tmp_path):
+    zstd_or_skip()
+    packed = tmp_path / "packed.safetensors"
+    assert run("convert", "--compress", model[0], packed).returncode == 0
+    told = json.loads(run("load", "--json", packed).stdout)
+    rows = json.loads(run("engines", "--json", packed).stdout)["engines"]
+    assert told["mode"] == "load"
+    assert [row["name"] for row in rows if row["chosen"]] == [told["engine"]]
+    # What is no model is a file like any other.
+    (tmp_path / "plain").write_bytes(b"x" * 5000)
+    assert run("engines", tmp_path / "plain").returncode == 0
 
 
 def test_bench(run, model):

@@ -4,24 +4,54 @@
 
 #include "gpu/gpu.h"
 #include "io/io.h"
-#include "loader.h"
+#include "load.h"
 #include "transfer/transfer.h"
 
-static void describe_engine(fst_engine number, fsti_file *file, const fsti_file_route *route,
+/// What loads of a model do by themselves: without a wish, and to memory of their own.
+typedef struct own_choice {
+    fsti_load_policy usual;
+    fsti_file_route route; ///< of memory of one's own
+} own_choice;
+
+/// Asks what a load would ask.
+static fst_status choose(fsti_file *file, uint64_t bytes, own_choice *out, fst_error *error) {
+    char why[160];
+    fsti_load_facts facts = {.mode = FST_MODE_AUTO,
+                             .view_refused = !fsti_io_engine_mmap.usable(file, why, sizeof why),
+                             .bytes = bytes,
+                             .model_bytes = bytes,
+                             .available_bytes = fsti_memory_left()};
+    fsti_policy_choose(&facts, &out->usual);
+    facts.mode = FST_MODE_LOAD;
+    fsti_load_policy owned;
+    fsti_policy_choose(&facts, &owned);
+    const fsti_route_wish wish = {.guard_allowed = true, .keeps_cache = owned.keeps_cache};
+    return fsti_route_choose(file, &wish, &out->route, error);
+}
+
+static void describe_engine(fst_engine number, fsti_file *file, const own_choice *choice,
                             fst_engine_info *out) {
     const fsti_io_engine *engine = fsti_io_engine_get(number);
     *out = (fst_engine_info){.name = engine->name};
     out->usable = engine->usable(file, out->reason, sizeof out->reason);
-    const fsti_io_engine *absent = route == NULL ? NULL : fsti_route_engine(route, false);
-    const fsti_io_engine *resident = route == NULL ? NULL : fsti_route_engine(route, true);
-    out->chosen = absent == engine || resident == engine;
-    if (!out->chosen) return;
+    if (choice == NULL) return;
+    bool reads_absent = fsti_route_engine(&choice->route, false) == engine;
+    bool reads_cached = fsti_route_engine(&choice->route, true) == engine;
+    bool is_mapped = choice->usual.mode == FST_MODE_MAP;
+    bool makes_views = is_mapped && number == FST_ENGINE_MMAP;
+    out->chosen = is_mapped ? makes_views : reads_absent || reads_cached;
+    if (!out->chosen && !reads_absent && !reads_cached) return;
     char reason[sizeof out->reason];
     snprintf(reason, sizeof reason, "%s", out->reason);
-    snprintf(out->reason, sizeof out->reason, "%.130s; used for %s chunks", reason,
-             absent != engine     ? "cached"
-             : resident != engine ? "absent"
-                                  : "all");
+    const char *chunks = !reads_absent   ? !reads_cached ? "no" : "cached"
+                         : !reads_cached ? "absent"
+                                         : "all";
+    snprintf(out->reason, sizeof out->reason, "%.36s; %.120s%s%s chunks", reason,
+             out->chosen ? choice->usual.reason : "of mode load",
+             !is_mapped    ? ": "
+             : out->chosen ? "; of mode load "
+                           : " ",
+             chunks);
 }
 
 /// A driver: how many devices, or why none.
@@ -88,14 +118,31 @@ static void describe_devices(fsti_file *file, fst_engine_info *infos, size_t cap
     }
 }
 
+/// The first of a model's files stands for all: they lie in one folder. What is no model is a file.
+static fst_status open_first(const char *path, fsti_file **out, uint64_t *bytes, fst_error *error) {
+    fst_model *model;
+    const model_wish wish = {.flags = 0};
+    *bytes = 0;
+    if (fsti_model_open(path, &wish, &model, NULL) != FST_OK) {
+        FST_TRY(fsti_file_open(path, out, error));
+        *bytes = fsti_file_size(*out);
+        return FST_OK;
+    }
+    for (size_t i = 0; i < model->file_count; i++)
+        *bytes += fsti_min(fsti_file_size(model->files[i].file), UINT64_MAX - *bytes);
+    *out = fsti_file_ref(model->files[0].file);
+    fsti_model_unref(model);
+    return FST_OK;
+}
+
 fst_status fsti_loader_probe(const char *path, fst_engine_info *infos, size_t capacity,
                              size_t *count, fst_error *error) {
     fsti_file *file = NULL;
-    fsti_file_route route;
-    const fsti_route_wish wish = {.guard_allowed = true};
+    own_choice choice;
+    uint64_t bytes;
     if (path != NULL) {
-        FST_TRY(fsti_file_open(path, &file, error));
-        fst_status status = fsti_route_choose(file, &wish, &route, error);
+        FST_TRY(open_first(path, &file, &bytes, error));
+        fst_status status = choose(file, bytes, &choice, error);
         if (status != FST_OK) {
             fsti_file_unref(file);
             return status;
@@ -105,7 +152,8 @@ fst_status fsti_loader_probe(const char *path, fst_engine_info *infos, size_t ca
     for (unsigned number = 0; number < FST_ENGINE_COUNT; number++) {
         if (number == FST_ENGINE_AUTO || number == FST_ENGINE_GDS) continue;
         if (*count < capacity)
-            describe_engine((fst_engine)number, file, file == NULL ? NULL : &route, &infos[*count]);
+            describe_engine((fst_engine)number, file, file == NULL ? NULL : &choice,
+                            &infos[*count]);
         ++*count;
     }
     describe_devices(file, infos, capacity, count);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Errors, memory, arithmetic, hashes.
 #include <errno.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "check.h"
@@ -127,7 +130,33 @@ TEST(hash_depends_on_every_byte_and_the_key)
     CHECK(fsti_hash_key() != 0 && fsti_hash_key() == fsti_hash_key());
 }
 
+/// A machine of so many processors, all of which may be used; 0: the real one.
+static size_t fake_processor_count;
+
+/// In place of the C library's.
+int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set) {
+    if (fake_processor_count == 0) {
+        memset(set, 0, size);
+        return syscall(SYS_sched_getaffinity, pid, size, set) < 0 ? -1 : 0;
+    }
+    if (size * 8 < fake_processor_count) { // as kernels of more processors do
+        errno = EINVAL;
+        return -1;
+    }
+    memset(set, 0, size);
+    for (size_t i = 0; i < fake_processor_count; i++) CPU_SET_S(i, size, set);
+    return 0;
+}
+
 TEST(processors)
 {
     CHECK(fsti_cpu_count() >= 1);
+    fsti_cgroup_fake("/nonexistent", "/nonexistent"); // no quota
+    static const size_t counts[] = {1, 48, 1024, 1025, 5000, 65536};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        fake_processor_count = counts[i];
+        CHECK_INT(fsti_cpu_count(), counts[i]);
+    }
+    fake_processor_count = 0;
+    fsti_cgroup_fake(NULL, NULL);
 }
