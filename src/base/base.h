@@ -127,6 +127,8 @@ uint64_t fsti_memory_available(void);
 uint64_t fsti_memory_left(void);
 /// All the memory that the machine has, with its swap; UINT64_MAX: nobody knows.
 uint64_t fsti_memory_machine(void);
+/// Bytes that the process may still map; UINT64_MAX: there is no limit, or nobody tells.
+uint64_t fsti_address_space_left(void);
 /// The first number behind `name` in a text file of the kernel's; false where it is not there.
 bool fsti_proc_number(const char *path, const char *name, uint64_t *out);
 /// For tests: another cgroup tree and another list of this process's groups; NULL: the real ones.

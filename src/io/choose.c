@@ -14,10 +14,15 @@ const fsti_io_engine *fsti_io_engine_get(fst_engine engine) {
     return (unsigned)engine < FST_ENGINE_COUNT ? engines[engine] : NULL;
 }
 
+/// Of a limited address space a mapping takes at most this part: buffers are to fit beside it.
+#define MAPPED_DIVISOR 2u
+
 /// Whether pages of the file's mapping can be copied, and why not.
 static bool can_copy_mapping(fsti_file *file, bool guard_allowed, const char **why_not) {
     *why_not = "no SIGBUS guard";
     if (!guard_allowed || !fsti_io_guard_ready()) return false;
+    *why_not = "little address space is left";
+    if (fsti_file_size(file) > fsti_address_space_left() / MAPPED_DIVISOR) return false;
     *why_not = "the file can't be mapped";
     return fsti_io_file_mapping(file) != NULL;
 }

@@ -145,6 +145,12 @@ fsti_route fsti_policy_save(const fsti_save_facts *facts, const char **reason) {
     return fsti_policy_route(&route);
 }
 
+/// Address space that a thread takes: its stack, and what the C library's allocator reserves for
+/// it.
+#define THREAD_ADDRESS_BYTES ((uint64_t)72 << 20)
+/// Of what is left, threads take this part at most: the program will need some, too.
+#define THREADS_ADDRESS_DIVISOR 2u
+
 fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
     uint64_t threads = facts->wanted;
     // One chunk is one thread's work.
@@ -156,6 +162,9 @@ fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
     }
     threads = fsti_min(threads, FSTI_POLICY_THREADS_MAX);
     threads = fsti_min(fsti_max(threads, 1), fsti_max(facts->chunk_count, 1));
+    if (facts->is_limited)
+        threads = fsti_min(threads,
+                           facts->address_bytes / THREADS_ADDRESS_DIVISOR / THREAD_ADDRESS_BYTES);
     // One lane keeps a disk busy; more serve arrays of them where there are processors to copy.
     // Reads straight to a device block, so everybody does them.
     uint64_t lanes = !facts->any_ring || facts->reads_far ? 0 : threads >= 8 ? 2 : 1;

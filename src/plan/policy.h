@@ -105,11 +105,13 @@ typedef struct fsti_thread_facts {
     bool any_blocking; ///< some file is read by calls that block
     bool reads_far;    ///< straight to a device, by calls that block
     bool verifies;     ///< whoever reads digests what came
+    bool is_limited;   ///< the address space is, to so much more than buffers will take:
+    uint64_t address_bytes;
 } fsti_thread_facts;
 
 typedef struct fsti_thread_policy {
-    uint32_t thread_count;
-    uint32_t lane_count; ///< of them, those that keep a ring of reads in flight
+    uint32_t thread_count; ///< 0: none fits, and whoever waits works
+    uint32_t lane_count;   ///< of them, those that keep a ring of reads in flight
 } fsti_thread_policy;
 #define FSTI_POLICY_THREADS_MAX 64u
 fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts);

@@ -42,6 +42,14 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
     return true;
 }
 
+/// Where the address space is limited, what admitted batches have taken is gone already; one with a
+/// budget takes at most that.
+static void limit_threads(const fsti_pipeline *pipeline, fsti_thread_facts *facts) {
+    uint64_t left = fsti_address_space_left(), buffers = pipeline->job.budget_bytes;
+    facts->is_limited = left != UINT64_MAX;
+    facts->address_bytes = left - fsti_min(left, buffers);
+}
+
 static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     const fsti_plan *plan = pipeline->job.plan;
     fsti_thread_facts facts = {.wanted = by_caller ? 1 : pipeline->job.thread_count,
@@ -57,6 +65,7 @@ static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     }
     facts.reads_far = pipeline->reads_far != NULL && plan->extent_count > 0 &&
                       atomic_load(&pipeline->reads_far[plan->extents[0].file]);
+    if (!by_caller) limit_threads(pipeline, &facts);
     fsti_thread_policy policy = fsti_policy_threads(&facts);
     pipeline->thread_count = policy.thread_count;
     pipeline->lane_count = policy.lane_count;
@@ -90,12 +99,13 @@ static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
             fsti_free(start);
     }
     // The first thread alone can do all of the work; fewer than wished is no failure.
-    if (failure == 0 || pipeline->threads_started > 0) return FST_OK;
+    if (pipeline->threads_started > 0) return FST_OK;
     if (failure == ENOMEM) return fsti_error_memory(error, sizeof(thread_start));
     pipeline->by_waiters = true;
     pipeline->thread_count = 1;
     snprintf(pipeline->thread_reason, sizeof pipeline->thread_reason,
-             ", by whoever waits, as no thread can be started: %s", strerror(failure));
+             ", by whoever waits, as no thread can be started: %s",
+             failure != 0 ? strerror(failure) : "little address space is left");
     return FST_OK;
 }
 

@@ -160,3 +160,24 @@ TEST(the_log_may_be_changed_while_it_is_written)
     for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
     fst_log_set(NULL, NULL, FST_LOG_WARNING);
 }
+
+TEST(statistics_of_a_newer_header_are_zero_behind_what_is_known)
+{
+    struct {
+        fst_load_stats known;
+        unsigned char more[64];
+    } newer;
+    fst_model *model = NULL;
+    fst_loader *loader = NULL;
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
+    CHECK_INT(fst_model_open(fixture_tensors("newer", 2, 100), NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_model_close(model);
+    memset(&newer, 0xff, sizeof newer);
+    newer.known.struct_size = sizeof newer;
+    CHECK_INT(fst_loader_stats_get(loader, &newer.known, NULL), FST_OK);
+    CHECK_INT(newer.known.struct_size, sizeof newer);
+    CHECK_INT(newer.known.tensor_count, 2);
+    for (size_t i = 0; i < sizeof newer.more; i++) CHECK_INT(newer.more[i], 0);
+    fst_loader_close(loader);
+}

@@ -411,3 +411,38 @@ TEST(a_view_that_the_system_refuses_becomes_a_load)
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
 }
+
+/// A child whose address space may grow by so much maps the file, cold, and then reads it within a
+/// budget. Returns its exit status, or -1.
+static int load_within(uint64_t address_bytes) {
+    pid_t child = fork();
+    int status;
+    if (child == 0) {
+        fst_load_options views = {.struct_size = sizeof views};
+        fst_load_options budgeted = options_of(FST_MODE_LOAD);
+        fst_load_stats stats;
+        unsigned long long pages = 0;
+        FILE *stream = fopen("/proc/self/statm", "re");
+        if (stream == NULL || fscanf(stream, "%llu", &pages) != 1) _exit(90);
+        fclose(stream);
+        uint64_t bytes = pages * (unsigned long long)getpagesize() + address_bytes;
+        struct rlimit limit = {bytes, bytes};
+        if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(91);
+        budgeted.budget_bytes = 8 << 20;
+        int result = load_and_tell(&views, &stats);
+        _exit(result != 0 ? 20 + result : load_and_tell(&budgeted, &stats));
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child) return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(a_limit_of_address_space_is_shared_by_what_a_load_takes)
+{
+    if (CHECK_SANITIZED) SKIP("a sanitizer's own memory is beyond any limit");
+    fst_model_close(open_tensors());
+    // What maps the file leaves room for buffers, and threads with what they reserve, too.
+    for (uint64_t mib = 20; mib <= 240; mib += 20) {
+        fixture_evict(fixture_path("tensors"));
+        CHECK_INT(load_within(mib << 20), 0);
+    }
+}

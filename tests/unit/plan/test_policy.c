@@ -224,6 +224,14 @@ TEST(threads)
         {{.processor_count = 1, .chunk_count = 3, .any_blocking = true}, 3, 0},
         {{.wanted = 1, .chunk_count = 100, .any_ring = true}, 1, 1},
         {{.wanted = 999, .chunk_count = 1000}, 64, 0},
+        // A limit of address space: a thread takes 72 MiB, and all of them half of what is left.
+        {{.processor_count = 8, .chunk_count = 9, .is_limited = true, .address_bytes = 9 * GIB},
+         8,
+         0},
+        {{.processor_count = 8, .chunk_count = 9, .is_limited = true, .address_bytes = 300 << 20},
+         2,
+         0},
+        {{.wanted = 4, .chunk_count = 9, .is_limited = true, .address_bytes = 100 << 20}, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsti_thread_policy policy = fsti_policy_threads(&cases[i].facts);
