@@ -22,8 +22,10 @@ static bool bind_symbols(void *handle, const fsti_library_symbol *symbols, const
 bool fsti_library_bind(const char *const *names, const fsti_library_symbol *symbols,
                        const char **missing) {
     for (; *names != NULL; names++) {
-        // Bare names: the system's own folders, never the current one.
-        void *handle = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
+        // Bare names: the system's own folders, never the current one. Bound as functions are
+        // called, as in programs that link these libraries: libcurl brings thirty more, and to
+        // bind all that they might call takes longer than a small model on its way.
+        void *handle = dlopen(*names, RTLD_LAZY | RTLD_LOCAL);
         if (handle == NULL) continue;
         if (bind_symbols(handle, symbols, missing)) return true;
         dlclose(handle);

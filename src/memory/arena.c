@@ -208,9 +208,3 @@ void fsti_pages_populate(char *data, uint64_t size_bytes) {
     if (madvise(data, size_bytes, MADV_POPULATE_WRITE) != 0 && errno == EINVAL)
         touch_pages(data, size_bytes);
 }
-
-void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
-    uint64_t from = fsti_align_down(begin, fsti_page_bytes());
-    end = fsti_min(end, buffer->size_bytes);
-    if (from < end) fsti_pages_populate(buffer->data + from, end - from);
-}

@@ -23,7 +23,8 @@ struct fsti_buffer {
     fsti_refcount refs;
     char *data;
     uint64_t size_bytes;
-    bool is_fresh; ///< its pages are not there yet: populating them ahead pays
+    bool is_fresh;          ///< its pages are not there yet: populating them ahead pays
+    atomic_bool is_watched; ///< they are huge ones, and measured as they are made
     bool writable;
     void (*release)(fsti_buffer *buffer); ///< gives `data` back
     fst_allocator allocator;              ///< for release
@@ -48,7 +49,10 @@ void fsti_buffer_unref(fsti_buffer *buffer);
 /// the system counts them.
 void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes);
 
-/// Makes the pages of [data + begin, data + end) present.
+/// Chooses the kind of pages of an arena that is_fresh.
+void fsti_buffer_choose_pages(fsti_buffer *buffer);
+/// Makes the pages of [data + begin, data + end) present; the rest of the buffer gets small ones
+/// where huge ones have become dear.
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
 
 /// Anonymous memory at a multiple of the huge page, in huge pages where there are any; NULL when
@@ -57,8 +61,11 @@ char *fsti_pages_map(uint64_t bytes);
 /// Makes whole pages present.
 void fsti_pages_populate(char *data, uint64_t size_bytes);
 /// Chooses huge or small pages for memory of fsti_pages_map() that has none yet: some of them are
-/// made, and measured.
-void fsti_pages_choose(char *data, uint64_t size_bytes);
+/// made, and measured. True: huge ones, which may become dear on the way.
+bool fsti_pages_choose(char *data, uint64_t size_bytes);
+/// Makes the huge pages of [from, end), which are multiples of one, and measures them. False: they
+/// have become dear, and what has none yet before `memory_end` gets small ones.
+bool fsti_pages_watch(char *from, char *end, char *memory_end);
 /// For tests: what makes the pages of 2 MiB, and what it took; NULL: the real one.
 typedef uint64_t (*fsti_pages_measure)(char *data, bool is_huge);
 void fsti_pages_fake(fsti_pages_measure fake);

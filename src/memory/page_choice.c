@@ -39,21 +39,54 @@ static bool is_dear(uint64_t huge_ns, uint64_t limit_ns) {
     return huge_ns > limit_ns / 100 * DEAR_PERCENT;
 }
 
-/// One huge page is measured where that is enough; else two, one of which may have been luck, and
-/// small ones beside them.
+/// One huge page is measured where that is enough, small ones beside it, and a second huge one
+/// where the first may have been luck: one that takes longer than two may is dear whatever the
+/// other is.
 static bool are_dear(char *data) {
     uint64_t huge_ns = measure(data, true), known_ns = atomic_load(&small_ns);
     if (known_ns != 0 && !is_dear(huge_ns, known_ns)) return false;
-    huge_ns += measure(data + FSTI_HUGE_PAGE_BYTES, true);
-    char *small = data + 2 * FSTI_HUGE_PAGE_BYTES;
+    char *small = data + FSTI_HUGE_PAGE_BYTES;
     if (madvise(small, FSTI_HUGE_PAGE_BYTES, MADV_NOHUGEPAGE) != 0) return false;
     uint64_t ns = measure(small, false);
     atomic_store(&small_ns, ns);
-    return is_dear(huge_ns, 2 * ns);
+    if (is_dear(huge_ns, 2 * ns)) return true;
+    return is_dear(huge_ns + measure(small + FSTI_HUGE_PAGE_BYTES, true), 2 * ns);
 }
 
-void fsti_pages_choose(char *data, uint64_t size_bytes) {
-    if (size_bytes < CHOSEN_BYTES_MIN) return;
+bool fsti_pages_choose(char *data, uint64_t size_bytes) {
+    if (size_bytes < CHOSEN_BYTES_MIN) return false;
+    bool dear = are_dear(data);
     // Of one kind again, so that the system has one mapping to keep.
-    madvise(data, size_bytes, are_dear(data) ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+    madvise(data, size_bytes, dear ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+    return !dear;
+}
+
+bool fsti_pages_watch(char *from, char *end, char *memory_end) {
+    uint64_t known_ns = atomic_load(&small_ns);
+    for (bool was_dear = false; from < end; from += FSTI_HUGE_PAGE_BYTES) {
+        bool dear = is_dear(measure(from, true), known_ns);
+        if (dear && was_dear) { // one may be chance
+            madvise(from, (size_t)(memory_end - from), MADV_NOHUGEPAGE);
+            return false;
+        }
+        was_dear = dear;
+    }
+    return true;
+}
+
+void fsti_buffer_choose_pages(fsti_buffer *buffer) {
+    atomic_store(&buffer->is_watched, fsti_pages_choose(buffer->data, buffer->size_bytes));
+}
+
+void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
+    bool is_watched = atomic_load(&buffer->is_watched);
+    uint64_t page = is_watched ? FSTI_HUGE_PAGE_BYTES : fsti_page_bytes();
+    uint64_t from = fsti_align_down(begin, page);
+    end = fsti_min(is_watched ? fsti_align_up(end, page) : end, buffer->size_bytes);
+    if (from >= end) return;
+    if (!is_watched)
+        fsti_pages_populate(buffer->data + from, end - from);
+    else if (!fsti_pages_watch(buffer->data + from, buffer->data + end,
+                               buffer->data + buffer->size_bytes))
+        atomic_store(&buffer->is_watched, false);
 }

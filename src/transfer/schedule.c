@@ -129,7 +129,7 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     // Pages that are there already stay where they are.
     if (!(*out)->is_fresh) return FST_OK;
     *placed = fsti_numa_place((*out)->data, (*out)->size_bytes, job->numa);
-    fsti_pages_choose((*out)->data, (*out)->size_bytes);
+    fsti_buffer_choose_pages(*out);
     return FST_OK;
 }
 
@@ -228,12 +228,21 @@ static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
     return UINT32_MAX;
 }
 
+/// Whether reads leave memory alone for a while after they have begun: what is on its way from a
+/// server. Disks write to it at once, and who asks them makes it.
+static bool arrives_late(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
+    return fsti_file_is_object(pipeline->job.files[file]) &&
+           atomic_load_explicit(&pipeline->chunks[chunk].step, memory_order_relaxed) != CHUNK_DONE;
+}
+
 /// A chunk not far ahead of the reads whose fresh memory nobody has made yet.
 static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t *cursor = &pipeline->populate_cursor;
     uint32_t reads_at = pipeline->cursor[QUEUE_RING];
-    if (*cursor < reads_at) *cursor = reads_at;
+    while (*cursor < reads_at && !arrives_late(pipeline, *cursor)) ++*cursor;
     uint32_t limit = (uint32_t)fsti_min(pipeline->chunks_known, reads_at + POPULATE_AHEAD_CHUNKS);
     while (*cursor < limit) {
         uint32_t index = (*cursor)++;
