@@ -46,8 +46,8 @@ typedef enum fst_load_mode {
 typedef enum fst_cache {
     /// KEEP when the request fits comfortably in the memory that is left (of the machine, and up
     /// the whole path of the cgroup). Memory of one's own on the CPU has to fit beside what is
-    /// kept, and less than half of a model above 128 MiB is read around the cache. Else BYPASS, or,
-    /// for views, pages come when they are touched.
+    /// kept; above 512 MiB, and less than half of a model above 128 MiB, it is filled around the
+    /// cache. Else BYPASS, or, for views, pages come when they are touched.
     FST_CACHE_AUTO = 0,
     /// What is absent is brought into the page cache by large reads, whatever the readahead setting
     /// of the device; views wait for it, memory of one's own is copied from there. Not with the

@@ -100,7 +100,7 @@ def load_file(
         filter: name -> whether to load it.
         cache: whether what is read stays in the page cache, where the next start finds it: "keep",
             "bypass", or "auto", by whether it fits the memory that is left (of mode="load" on the
-            CPU twice; less than half of a model above 128 MiB goes around the cache).
+            CPU twice; above 512 MiB, and parts of models above 128 MiB, go around the cache).
         verify: True holds every byte that is loaded against the manifest beside the model (none is
             an error), a path against that one, SignedBy() against a signed one; a tensor
             that touches a chunk whose digest differs is not handed out. None: as verifying() says,

@@ -4,8 +4,6 @@
 
 #include "load.h"
 
-/// A budget is cut into this many batches, so that reading and using overlap.
-#define BATCHES_PER_BUDGET 4u
 /// Of a budget, rooms of threads take this part at most, unless that is less than one room.
 #define ROOMS_DIVISOR 3u
 
@@ -44,10 +42,6 @@ uint64_t fsti_loader_buffer_budget(const fst_loader *loader) {
     uint64_t budget = loader->options.budget_bytes, rooms = set_aside(loader);
     // Less than the rooms fits nothing: a load with bytes in it has been refused by then.
     return budget == 0 ? 0 : budget > rooms ? budget - rooms : 1;
-}
-
-uint64_t fsti_loader_batch_budget(const fst_loader *loader) {
-    return fsti_loader_buffer_budget(loader) / BATCHES_PER_BUDGET;
 }
 
 fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error) {

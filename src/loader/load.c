@@ -5,12 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/// Batches of a load whose memory is not limited. Tensors share memory by batches: who keeps one
-/// tensor keeps no more than this, or than the tensor itself where that is larger.
-#define BATCH_BYTES ((uint64_t)64 << 20)
-/// The same of verified loads: the chunk that two batches share is read and digested for each, so
-/// that small batches of large tensors would read 3 % more.
-#define VERIFIED_BATCH_BYTES ((uint64_t)256 << 20)
 /// Locked memory that loads to a GPU go through: enough to keep its bus busy.
 #define RING_BYTES ((uint64_t)64 << 20)
 
@@ -82,13 +76,13 @@ static void choose_policy(fst_loader *loader, bool view_refused) {
 /// set aside.
 static uint64_t batch_limit(const fst_loader *loader) {
     const fst_load_options *options = &loader->options;
-    if (options->budget_bytes != 0)
-        return fsti_loader_batch_budget(loader); // an item above it is a batch alone
-    // Devices and callers give memory in few large pieces: theirs is a batch a file.
-    bool is_ours =
-        loader->mode != FST_MODE_MAP && loader->device == NULL && options->allocator == NULL;
-    if (!is_ours && options->order != FST_ORDER_REQUEST) return UINT64_MAX;
-    return loader->digests != NULL ? VERIFIED_BATCH_BYTES : BATCH_BYTES;
+    fsti_batch_facts facts = {.has_budget = options->budget_bytes != 0,
+                              .budget_bytes = fsti_loader_buffer_budget(loader),
+                              .is_view = loader->mode == FST_MODE_MAP,
+                              .is_foreign = loader->device != NULL || options->allocator != NULL,
+                              .in_order = options->order == FST_ORDER_REQUEST,
+                              .verifies = loader->digests != NULL};
+    return fsti_policy_batch(&facts);
 }
 
 /// The size of what digests are of, the same in all files; 0: there are none.

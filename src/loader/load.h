@@ -54,8 +54,6 @@ fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *optio
 void fsti_loader_count_rooms(fst_loader *loader);
 /// The budget without those rooms: what buffers may take; 0: there is none.
 uint64_t fsti_loader_buffer_budget(const fst_loader *loader);
-/// The most that a batch of several items may take of it.
-uint64_t fsti_loader_batch_budget(const fst_loader *loader);
 /// FST_E_BUDGET with the numbers when a batch of the plan does not fit.
 fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error);
 

@@ -10,10 +10,12 @@
 /// need some, and the program will need more.
 #define COMFORT_PERCENT 60u
 
-/// Parts of models above this, in memory of one's own, go around the page cache: all parts are read
-/// once by who loads the model in parts (docs/benchmarks/engines-2026-11-23.md). What is no part
-/// stays in it: a first start pays for pages of the cache beside its own and for the copy, 0.2 to
-/// 0.4 s of 1 GiB, every later one is 2 to 3 times as fast (docs/benchmarks/starts-owned-*.md).
+/// Loads to memory of one's own above this go around the page cache: what is kept costs the first
+/// start fresh pages beside its own, and a copy. 300 MB are still there before every peer and the
+/// disk's own limit, later starts 3 times as fast; of 1 GiB a first start would take twice as long
+/// as around the cache, and longer than peers (docs/benchmarks/starts-grid-2026-11-23.md).
+#define OWNED_CACHE_BYTES_MAX ((uint64_t)512 << 20)
+/// The same of less than half of a model: all parts are read once by who loads it in parts.
 #define PART_CACHE_BYTES_MAX ((uint64_t)128 << 20)
 
 /// Saves below this are not worth a ring: writes through the page cache, pushed out early, take the
@@ -64,8 +66,9 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
     }
     // Memory of one's own is there besides.
     bool is_twice = mode == FST_MODE_LOAD && !facts->to_device;
-    if (is_twice && is_part(facts)) {
-        *why = "it is a part of a large model";
+    if (is_twice && (facts->bytes > OWNED_CACHE_BYTES_MAX || is_part(facts))) {
+        *why = is_part(facts) ? "it is a part of a large model"
+                              : "memory of one's own would hold much twice";
         return false;
     }
     bool comfortable = fits(facts, is_twice ? 2 : 1);
@@ -93,6 +96,47 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
                                                   : "read around the page cache";
     snprintf(out->reason, sizeof out->reason, "%s: %s; what is absent is %s: %s",
              out->mode == FST_MODE_MAP ? "map" : "load", why, way, why_cache);
+}
+
+/// Batches of a load whose memory is not limited. Tensors share memory by batches: who keeps one
+/// tensor keeps no more than this, or than the tensor itself where that is larger.
+#define BATCH_BYTES ((uint64_t)64 << 20)
+/// The same of verified loads: the chunk that two batches share is read and digested for each, so
+/// that small batches of large tensors would read 3 % more.
+#define VERIFIED_BATCH_BYTES ((uint64_t)256 << 20)
+/// A budget is cut into this many batches, so that reading and using overlap.
+#define BATCHES_PER_BUDGET 4u
+
+uint64_t fsti_policy_batch(const fsti_batch_facts *facts) {
+    if (facts->has_budget) return facts->budget_bytes / BATCHES_PER_BUDGET;
+    if ((facts->is_view || facts->is_foreign) && !facts->in_order) return UINT64_MAX;
+    return facts->verifies ? VERIFIED_BATCH_BYTES : BATCH_BYTES;
+}
+
+fsti_memory_kind fsti_policy_memory(const fsti_memory_facts *facts) {
+    if (facts->is_view) return FSTI_MEMORY_NONE;
+    if (facts->has_allocator) return FSTI_MEMORY_CALLERS;
+    if (facts->locks_memory) return FSTI_MEMORY_LOCKED;
+    return facts->to_device ? FSTI_MEMORY_DEVICE : FSTI_MEMORY_ARENA;
+}
+
+/// A load this small is done by the caller: threads would cost more than they save.
+#define CALLER_BYTES_MAX ((uint64_t)1 << 20)
+/// Of views of what the page cache holds only the pages are made: a thread takes longer to wake.
+#define CALLER_VIEW_BYTES_MAX ((uint64_t)16 << 20)
+/// Of it, what the page cache is not known to hold: a file server may take its time, and callers
+/// have time limits. So little is not worth a thread all the same.
+#define CALLER_ABSENT_BYTES_MAX ((uint64_t)64 << 10)
+
+bool fsti_policy_is_small(uint64_t bytes, bool has_budget) {
+    return bytes <= CALLER_BYTES_MAX && !has_budget;
+}
+
+fsti_who fsti_policy_who(const fsti_who_facts *facts) {
+    bool is_small = fsti_policy_is_small(facts->bytes, facts->has_budget);
+    if (is_small && facts->bytes <= CALLER_ABSENT_BYTES_MAX) return FSTI_WHO_CALLER;
+    bool is_view = facts->is_mere_view && facts->bytes <= CALLER_VIEW_BYTES_MAX;
+    return is_small || is_view ? FSTI_WHO_CALLER_IF_CACHED : FSTI_WHO_THREADS;
 }
 
 /// A disk's read on its own costs 25 to 50 us, in which it brings this much

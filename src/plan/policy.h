@@ -35,7 +35,48 @@ typedef struct fsti_load_policy {
 void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out);
 
 /// Requests up to this size fit any machine: nobody asks what memory there is.
-#define FSTI_POLICY_SMALL_BYTES ((uint64_t)16 << 20)
+#define FSTI_POLICY_SMALL_BYTES ((uint64_t)32 << 20)
+
+typedef struct fsti_batch_facts {
+    bool has_budget;
+    uint64_t budget_bytes; ///< of it, what buffers may take
+    bool is_view;
+    bool is_foreign; ///< memory comes from a device or the caller, who give it in few large pieces
+    bool in_order;   ///< tensors are handed out as the request lists them
+    bool verifies;
+} fsti_batch_facts;
+/// How large a batch may be, whose tensors share a buffer; an item above it is a batch alone.
+/// UINT64_MAX: as large as its file.
+uint64_t fsti_policy_batch(const fsti_batch_facts *facts);
+
+typedef struct fsti_memory_facts {
+    bool is_view;
+    bool has_allocator; ///< of the caller's
+    bool to_device, locks_memory;
+} fsti_memory_facts;
+typedef enum fsti_memory_kind {
+    FSTI_MEMORY_NONE,
+    FSTI_MEMORY_CALLERS,
+    FSTI_MEMORY_LOCKED, ///< of the processors, page-locked by a device's driver
+    FSTI_MEMORY_DEVICE,
+    FSTI_MEMORY_ARENA,
+} fsti_memory_kind;
+fsti_memory_kind fsti_policy_memory(const fsti_memory_facts *facts);
+
+/// Who does a load's work.
+typedef enum fsti_who {
+    FSTI_WHO_THREADS,
+    FSTI_WHO_CALLER_IF_CACHED, ///< the thread that asks, if nothing has to be waited for
+    FSTI_WHO_CALLER,
+} fsti_who;
+typedef struct fsti_who_facts {
+    uint64_t bytes; ///< that are planned to be read
+    bool has_budget;
+    bool is_mere_view; ///< of what is cached only pages are made
+} fsti_who_facts;
+fsti_who fsti_policy_who(const fsti_who_facts *facts);
+/// Whether to probe files, or to start threads, would cost more than it saves.
+bool fsti_policy_is_small(uint64_t bytes, bool has_budget);
 
 /// What lies between two wanted ranges of a file is read over where that costs less than one more
 /// read: up to `any_bytes` always, up to `most_bytes` while the read comes to no more than

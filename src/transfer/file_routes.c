@@ -6,19 +6,19 @@
 
 #include "sink.h"
 
-fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, bool is_small, fst_error *error) {
+fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     const fsti_plan *plan = job->plan;
     // What is verified is read, so that nobody can change it between its digest and its use; and
     // slots are filled by read calls: of a mapping every chunk's pages have to be found and given
     // back, while other threads do the same (docs/gpu.md has the figures).
     bool to_slots = pipeline->sink->has_slots;
-    fsti_route_wish wish = {.engine = job->engine,
-                            .guard_allowed =
-                                job->guard_allowed && !to_slots && job->digests == NULL,
-                            .keeps_cache = job->keeps_cache,
-                            .clears_cache = job->clears_cache,
-                            .is_small = is_small};
+    fsti_route_wish wish = {
+        .engine = job->engine,
+        .guard_allowed = job->guard_allowed && !to_slots && job->digests == NULL,
+        .keeps_cache = job->keeps_cache,
+        .clears_cache = job->clears_cache,
+        .is_small = fsti_policy_is_small(plan->bytes_planned, job->budget_bytes != 0)};
     for (size_t i = 0; i < plan->extent_count; i++) {
         uint32_t file = plan->extents[i].file;
         if (pipeline->routes[file].resident != NULL) continue;

@@ -8,27 +8,18 @@
 #include <time.h>
 #include <unistd.h>
 
-/// A job this small is done by the caller: threads would cost more than they save.
-#define INLINE_BYTES_MAX ((uint64_t)1 << 20)
-/// Of views of what the page cache holds only the pages are made: a thread takes longer to wake.
-#define INLINE_VIEW_BYTES_MAX ((uint64_t)16 << 20)
-/// Of it, what the page cache is not known to hold: a file server may take its time, and callers
-/// have time limits. So little is not worth a thread all the same.
-#define INLINE_ABSENT_BYTES_MAX ((uint64_t)64 << 10)
 /// How long one who works while waiting sleeps when all that is left is others' to do.
 #define WAITER_SLEEP_MS 10
-
-static bool is_small(const fsti_job *job) {
-    return job->plan->bytes_planned <= INLINE_BYTES_MAX && job->budget_bytes == 0;
-}
 
 /// Whether the caller does the job: a small one that does not wait for storage.
 static bool may_run_inline(const fsti_pipeline *pipeline) {
     const fsti_job *job = &pipeline->job;
-    uint64_t size = job->plan->bytes_planned;
     bool is_mere_view = pipeline->sink->is_view && job->digests == NULL;
-    if (is_small(job) && size <= INLINE_ABSENT_BYTES_MAX) return true;
-    if (!is_small(job) && !(is_mere_view && size <= INLINE_VIEW_BYTES_MAX)) return false;
+    fsti_who_facts facts = {.bytes = job->plan->bytes_planned,
+                            .has_budget = job->budget_bytes != 0,
+                            .is_mere_view = is_mere_view};
+    fsti_who who = fsti_policy_who(&facts);
+    if (who != FSTI_WHO_CALLER_IF_CACHED) return who == FSTI_WHO_CALLER;
     for (size_t i = 0; i < job->plan->chunk_count; i++) {
         const fsti_plan_chunk *chunk = &job->plan->chunks[i];
         fsti_file *file = job->files[job->plan->extents[chunk->extent].file];
@@ -120,8 +111,7 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
     if (pipeline->routes == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
         pipeline->threads == NULL || (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
-    if (!pipeline->sink->is_view)
-        FST_TRY(fsti_pipeline_choose_routes(pipeline, is_small(&pipeline->job), error));
+    if (!pipeline->sink->is_view) FST_TRY(fsti_pipeline_choose_routes(pipeline, error));
     return pipeline->sink->open != NULL ? pipeline->sink->open(pipeline, error) : FST_OK;
 }
 

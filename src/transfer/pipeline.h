@@ -125,7 +125,7 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 void fsti_pipeline_admit(fsti_pipeline *pipeline);
 
 /// What reads each file; `is_small`: nothing is probed for it.
-fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, bool is_small, fst_error *error);
+fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, fst_error *error);
 
 /// Whether a chunk is absent, and to be brought into the page cache before it is copied from there.
 bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk);

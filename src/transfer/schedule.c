@@ -119,12 +119,20 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     const fsti_job *job = &pipeline->job;
     *out = NULL;
     *placed = false;
-    if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
-    if (job->allocator != NULL) return take_callers_memory(pipeline, batch, out, error);
-    if (job->locks_memory)
+    if (batch->buffer_bytes == 0) return FST_OK;
+    fsti_memory_facts facts = {.is_view = pipeline->sink->is_view,
+                               .has_allocator = job->allocator != NULL,
+                               .to_device = job->device != NULL,
+                               .locks_memory = job->locks_memory};
+    switch (fsti_policy_memory(&facts)) {
+    case FSTI_MEMORY_NONE: return FST_OK;
+    case FSTI_MEMORY_CALLERS: return take_callers_memory(pipeline, batch, out, error);
+    case FSTI_MEMORY_LOCKED:
         return fsti_buffer_registered(job->device, batch->buffer_bytes, out, error);
-    if (job->device != NULL)
+    case FSTI_MEMORY_DEVICE:
         return fsti_buffer_device(job->device, batch->buffer_bytes, out, error);
+    case FSTI_MEMORY_ARENA: break;
+    }
     FST_TRY(fsti_buffer_arena(batch->buffer_bytes, out, error));
     // Pages that are there already stay where they are.
     if (!(*out)->is_fresh) return FST_OK;

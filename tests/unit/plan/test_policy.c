@@ -46,7 +46,7 @@ TEST(kinds_of_loads)
          "around"},
         {{.mode = AUTO, .has_destinations = true, .bytes = GIB, .available_bytes = 99 * GIB},
          LOAD,
-         true,
+         false,
          "the caller gives the memory"},
         {{.mode = AUTO, .converts = true}, LOAD, true, "converted"},
         {{.mode = AUTO, .has_allocator = true}, LOAD, true, "allocator"},
@@ -92,16 +92,19 @@ TEST(memory_of_ones_own_and_the_page_cache)
          LOAD,
          false,
          "does not fit the memory that is left twice"},
-        {{.mode = LOAD, .bytes = 3 * GIB, .available_bytes = 11 * GIB}, LOAD, true, "fits twice"},
-        {{.mode = LOAD, .bytes = 3 * GIB, .available_bytes = 9 * GIB}, LOAD, false, "left twice"},
+        {{.mode = LOAD, .bytes = GIB / 2, .available_bytes = 2 * GIB}, LOAD, true, "fits twice"},
+        {{.mode = LOAD, .bytes = GIB / 2 + 1, .available_bytes = 99 * GIB},
+         LOAD,
+         false,
+         "much twice"},
         {{.mode = LOAD, .bytes = 1000, .available_bytes = 0}, LOAD, true, "it fits twice"},
         // A part of a large model, nearly all of one, a part of a small one.
         {{.mode = LOAD, .bytes = 1000, .model_bytes = GIB}, LOAD, false, "part of a large model"},
-        {{.mode = LOAD, .bytes = GIB - 1, .model_bytes = 2 * GIB, .available_bytes = 99 * GIB},
+        {{.mode = LOAD, .bytes = GIB / 4 - 1, .model_bytes = GIB / 2, .available_bytes = 99 * GIB},
          LOAD,
          false,
          "part of a large model"},
-        {{.mode = LOAD, .bytes = GIB, .model_bytes = 2 * GIB, .available_bytes = 99 * GIB},
+        {{.mode = LOAD, .bytes = GIB / 4, .model_bytes = GIB / 2, .available_bytes = 99 * GIB},
          LOAD,
          true,
          "fits twice"},
@@ -238,4 +241,65 @@ TEST(threads)
         CHECK_INT(policy.thread_count, cases[i].threads);
         CHECK_INT(policy.lane_count, cases[i].lanes);
     }
+}
+
+TEST(batches)
+{
+    enum { MIB = 1 << 20 };
+    static const struct {
+        fsti_batch_facts facts;
+        uint64_t bytes;
+    } cases[] = {
+        {{.is_view = false}, 64 * MIB},
+        {{.verifies = true}, 256 * MIB},
+        {{.is_view = true}, UINT64_MAX}, // a file each
+        {{.is_foreign = true}, UINT64_MAX},
+        {{.is_foreign = true, .verifies = true}, UINT64_MAX},
+        {{.is_view = true, .in_order = true}, 64 * MIB},
+        {{.is_foreign = true, .in_order = true, .verifies = true}, 256 * MIB},
+        // A quarter each, so that reading and using overlap.
+        {{.has_budget = true, .budget_bytes = 100 * MIB}, 25 * MIB},
+        {{.has_budget = true, .budget_bytes = 3, .is_foreign = true}, 0}, // each item alone
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_INT(fsti_policy_batch(&cases[i].facts), cases[i].bytes);
+}
+
+TEST(kinds_of_memory)
+{
+    static const struct {
+        fsti_memory_facts facts;
+        fsti_memory_kind kind;
+    } cases[] = {
+        {{.is_view = true}, FSTI_MEMORY_NONE},
+        {{.is_view = false}, FSTI_MEMORY_ARENA},
+        {{.to_device = true}, FSTI_MEMORY_DEVICE},
+        {{.to_device = true, .locks_memory = true}, FSTI_MEMORY_LOCKED},
+        {{.has_allocator = true}, FSTI_MEMORY_CALLERS},
+        {{.has_allocator = true, .to_device = true}, FSTI_MEMORY_CALLERS},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_INT(fsti_policy_memory(&cases[i].facts), cases[i].kind);
+}
+
+TEST(who_does_the_work)
+{
+    enum { KIB = 1 << 10, MIB = 1 << 20 };
+    static const struct {
+        fsti_who_facts facts;
+        fsti_who who;
+    } cases[] = {
+        {{.bytes = 0}, FSTI_WHO_CALLER},
+        {{.bytes = 64 * KIB}, FSTI_WHO_CALLER},
+        {{.bytes = 64 * KIB + 1}, FSTI_WHO_CALLER_IF_CACHED},
+        {{.bytes = MIB}, FSTI_WHO_CALLER_IF_CACHED},
+        {{.bytes = MIB + 1}, FSTI_WHO_THREADS},
+        {{.bytes = 1, .has_budget = true}, FSTI_WHO_THREADS},
+        {{.bytes = 16 * MIB, .is_mere_view = true}, FSTI_WHO_CALLER_IF_CACHED},
+        {{.bytes = 16 * MIB + 1, .is_mere_view = true}, FSTI_WHO_THREADS},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_INT(fsti_policy_who(&cases[i].facts), cases[i].who);
+    CHECK(fsti_policy_is_small(MIB, false) && !fsti_policy_is_small(MIB + 1, false));
+    CHECK(!fsti_policy_is_small(1, true)); // budgets are for threads to keep
 }
