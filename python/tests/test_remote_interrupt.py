@@ -4,21 +4,27 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy
 import pytest
 from object_store import ObjectStore, object_store
 from web_server import Answer, Request
+
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors import remote
+from fastsafetensors._core import Writer
 
 PROGRAM = """
 import signal, sys, numpy
 from fastsafetensors import remote
 from fastsafetensors._core import Writer
-remote.configure(endpoint=sys.argv[1], anonymous=True)
+remote.configure(endpoint=sys.argv[1], anonymous=len(sys.argv) < 6)
 mib, files = int(sys.argv[3]), int(sys.argv[4])
 some = numpy.ones(mib << 20, numpy.uint8)
 rows = [(f"t{i}", "U8", some.shape, some.ctypes.data, some.nbytes) for i in range(max(files, 1))]
@@ -55,14 +61,23 @@ class Held:
         return answer
 
 
+Saving = Iterator[tuple[ObjectStore, subprocess.Popen[str]]]
+
+
 @contextlib.contextmanager
 def saving(
-    held: Held, path: str, mib: int, files: int = 0
-) -> Iterator[tuple[ObjectStore, subprocess.Popen[str]]]:
+    held: Held,
+    path: str,
+    mib: int,
+    files: int = 0,
+    prepare: Callable[[ObjectStore], None] = lambda server: None,
+    more: tuple[str, ...] = (),
+) -> Saving:
     """A save in another process that is interrupted once an answer is held."""
     with object_store(held) as server:
+        prepare(server)
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, server.url, path, str(mib), str(files)],
+            [sys.executable, "-c", PROGRAM, server.url, path, str(mib), str(files), *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -119,3 +134,53 @@ def test_a_store_that_answers_nothing_more() -> None:
     held = Held(lambda r: "partNumber=2" in r.query or r.method == "DELETE")
     with saving(held, FILE, 20) as (server, _):
         assert not server.objects
+
+
+@pytest.mark.usefixtures("own_home")
+def test_an_old_file_is_being_removed() -> None:
+    """The new set is there, and of the old one's files only the first is waited for."""
+    held = Held(lambda r: r.method == "DELETE")
+
+    def prepare(server: ObjectStore) -> None:
+        remote.configure(endpoint=server.url, anonymous=True)
+        value = numpy.zeros(8, numpy.uint8)
+        rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, 8) for i in range(40)]
+        writer = Writer(FOLDER, rows, None, file_of=list(range(40)), file_count=40, owners=[value])
+        writer.commit()
+        writer.close()
+
+    with saving(held, FOLDER, 1, 2, prepare) as (server, _):
+        assert sum(r.method == "DELETE" for r in server.log) == 1
+        assert {len(v) for v in fst_numpy.load_file(FOLDER + "/").values()} == {1 << 20}
+
+
+def test_what_was_placed_is_taken_back() -> None:
+    """Files that no index leads to are removed, for which the store has two seconds."""
+    log: list[Request] = []
+
+    def is_held(request: Request) -> bool:
+        has_files = any(r.method == "PUT" for r in log)
+        return request.method == "DELETE" or ("list-type" in request.query and has_files)
+
+    def prepare(server: ObjectStore) -> None:
+        server.log = log
+
+    with saving(Held(is_held), FOLDER, 1, 2, prepare):
+        assert sum(r.method == "DELETE" for r in log) == 1
+
+
+def test_credentials_are_being_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """One who lends them and says nothing holds up nobody who does not want to wait."""
+    token = tmp_path / "token"
+    token.write_text("t")
+
+    def prepare(server: ObjectStore) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.url)
+        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/x")
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
+
+    held = Held(lambda r: r.path == "/")
+    with saving(held, FILE, 1, 0, prepare, ("signed",)) as (server, _):
+        assert [r.path for r in server.log] == ["/"]

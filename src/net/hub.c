@@ -128,7 +128,7 @@ fst_status fsti_net_settle(const char *url, char **out, fst_error *error) {
     bool is_hub = fsti_url_parse(url, &parsed) == NULL && fsti_url_part_is(parsed.scheme, "hf") &&
                   fsti_hub_parse(&parsed, &name) == NULL;
     if (!is_hub || is_commit(name.revision) || fsti_net_is_offline()) return FST_OK;
-    FST_TRY(fsti_store_open(url, &store, error));
+    FST_TRY(fsti_store_open(url, NULL, &store, error));
     fst_status status = ask_revision(store, url, &name, &text, &text_bytes, error);
     fsti_store_unref(store);
     if (status == FST_OK &&

@@ -92,7 +92,7 @@ fst_status fsti_net_list(const char *url, const fsti_net_watch *watch, fsti_key_
     net_url parsed;
     folder_visit folder = {.visit = visit, .context = context, .error = error, .watch = watch};
     FST_TRY(fsti_curl_open(&curl, error));
-    FST_TRY(fsti_store_open(url, &store, error));
+    FST_TRY(fsti_store_open(url, watch, &store, error));
     fst_status status = FST_OK;
     if (fsti_url_parse(url, &parsed) != NULL ||
         !fsti_url_key(&parsed, folder.prefix, sizeof folder.prefix))

@@ -204,6 +204,11 @@ bool fsti_lease_knows(net_lease *lease, const char *text) {
 
 // ---- questions ----
 
+/// Of this thread's store that is being opened; or NULL.
+static _Thread_local const fsti_net_watch *asker;
+
+void fsti_lend_watch(const fsti_net_watch *watch) { asker = watch; }
+
 #define ANSWER_BYTES_MAX ((size_t)16384)
 
 fst_status fsti_lend_fail(const char *what, fst_error *error) {
@@ -224,7 +229,8 @@ fst_status fsti_lend_ask(const lend_call *call, char *out, size_t size, fst_erro
                            .lines = call->lines,
                            .is_near = call->is_near,
                            .stays = true,
-                           .text_bytes_max = size - 1};
+                           .text_bytes_max = size - 1,
+                           .watch = asker};
     fsti_request_run(&request);
     fst_status status = request.status;
     size_t used = request.text == NULL ? 0 : request.text_bytes;
@@ -233,6 +239,10 @@ fst_status fsti_lend_ask(const lend_call *call, char *out, size_t size, fst_erro
     fsti_free(request.text);
     if (status == FST_OK) return FST_OK;
     if (status == FST_E_NO_MEMORY) return fsti_error_memory(error, size);
+    if (status == FST_E_CANCELLED) {
+        if (error != NULL) *error = request.error;
+        return status;
+    }
     char why[480];
     snprintf(why, sizeof why, "no credentials could be had: %.400s", request.error.message);
     return fsti_lend_fail(why, error);

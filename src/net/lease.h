@@ -65,6 +65,8 @@ typedef struct lend_call {
     const struct net_store *store; ///< that signs it, or NULL
     bool is_near;                  ///< a machine's own: no proxy, one try of a second
 } lend_call;
+/// What this thread's questions are watched by from now on; NULL: nothing.
+void fsti_lend_watch(const fsti_net_watch *watch);
 /// The answer is `out`, with a NUL at its end.
 fst_status fsti_lend_ask(const lend_call *call, char *out, size_t size, fst_error *error);
 /// A file's text without blanks at its end; false where it can't be read, or is too large.

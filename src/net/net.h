@@ -33,7 +33,11 @@ bool fsti_net_usable(char *reason, size_t reason_size);
 typedef struct fsti_net_watch {
     fst_status (*ask)(void *context, uint64_t zero, fst_error *error); ///< or NULL
     void *context;
+    uint32_t bound_ms; ///< above 0: what each request may take in all
 } fsti_net_watch;
+/// For what has to be done also where the wait was ended: what ends no wait any more then, but
+/// gives requests two seconds. `watch`: or NULL.
+fsti_net_watch fsti_net_last_watch(const fsti_net_watch *watch);
 
 /// The keys of a folder (an address with a slash at its end) that end so, as names within it,
 /// sorted by nobody. `visit` returns anything but FST_OK to end it. FST_E_UNSUPPORTED where there
@@ -189,8 +193,9 @@ fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t m
 /// Removes an object; one that is not there is fine. `seen` (NULL: any): what has come instead of
 /// that stays, which is fine, too, and told in *is_other (or NULL). Where nothing was seen nothing
 /// is removed.
-fst_status fsti_net_remove(const char *url, const fsti_seen *seen, bool *is_other,
-                           fst_error *error);
+/// `watch`: or NULL.
+fst_status fsti_net_remove(const char *url, const fsti_seen *seen, const fsti_net_watch *watch,
+                           bool *is_other, fst_error *error);
 
 /// For tests: other names to look for the library by, ended by NULL; before its first use.
 void fsti_net_fake_library(const char *const *names);

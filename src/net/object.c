@@ -38,7 +38,7 @@ fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error
     if (object == NULL) return fsti_error_memory(error, sizeof *object);
     fsti_refcount_init(&object->refs);
     pthread_mutex_init(&object->lock, NULL);
-    fst_status status = fsti_store_open(url, &object->store, error);
+    fst_status status = fsti_store_open(url, NULL, &object->store, error);
     if (status == FST_OK) status = fsti_store_address(object->store, url, &object->url, error);
     if (status != FST_OK) {
         fsti_object_unref(object);

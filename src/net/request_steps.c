@@ -150,6 +150,11 @@ static const char *check_redirect(const char *from, const char *to, net_url *tar
     return NULL;
 }
 
+/// Whether a request changes something at its server.
+static bool is_change(const net_request *request) {
+    return request->method != NULL && strcmp(request->method, "HEAD") != 0;
+}
+
 static request_step follow_redirect(net_request *request, net_attempt *attempt) {
     const curl_library *curl;
     const char *to = NULL;
@@ -164,6 +169,9 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
     const char *why = check_redirect(from == NULL ? request->url : from, to, &target);
     if (from != request->target) fsti_free(from);
     if (why == NULL && request->stays) why = "the server sends elsewhere, which it may not";
+    // Another host would get the model, and no signature with it.
+    if (why == NULL && is_change(request) && !fsti_url_host_is(request->url, to))
+        why = "the server sends what is saved or removed to another host, which is not followed";
     if (why == NULL && ++request->redirects > REDIRECT_COUNT_MAX)
         why = "the server sends elsewhere again and again";
     if (why != NULL) return fail_answer(request, attempt, FST_E_IO, why);
@@ -222,11 +230,6 @@ static request_step finish_unchanged(net_request *request, const net_attempt *at
     return succeed(request);
 }
 
-/// Whether a request changes something at its server.
-static bool is_change(const net_request *request) {
-    return request->method != NULL && strcmp(request->method, "HEAD") != 0;
-}
-
 /// A request for a change that the server does not make.
 static request_step refuse_change(net_request *request, const net_attempt *attempt) {
     bool is_there = attempt->answer.status == 412 || attempt->answer.status == 409;
@@ -257,6 +260,14 @@ static request_step finish_refused(net_request *request, net_attempt *attempt) {
                            attempt->why == NULL ? "the answer makes no sense" : attempt->why);
     default: return fail_answer(request, attempt, FST_E_IO, "the server does not give it");
     }
+}
+
+/// Whether a store has put a change off for another one at the same object, and takes it, or says
+/// what has come of the other, when it is asked again. After the last try it is refused.
+static bool is_conflict(const net_request *request, const net_attempt *attempt) {
+    return is_change(request) && attempt->answer.status == 409 &&
+           strcmp(attempt->answer.code, "ConditionalRequestConflict") == 0 &&
+           request->tries + 1 < fsti_net_limits().tries_max;
 }
 
 /// Codes of stores for keys that have ended.
@@ -351,6 +362,7 @@ request_step fsti_request_finish(net_request *request, net_attempt *attempt, int
         return is_other_region(request, attempt) ? finish_refused(request, attempt)
                                                  : follow_redirect(request, attempt);
     default:
+        if (is_conflict(request, attempt)) return try_again(request, attempt, result);
         return can_be_mended(request, attempt) ? REQUEST_AGAIN : finish_refused(request, attempt);
     }
 }

@@ -6,6 +6,8 @@
 #include "request.h"
 
 #define WATCH_NS 100000000
+/// What a store has to answer in when nobody waits for it any more.
+#define LAST_REQUEST_MS 2000u
 
 typedef struct request_wait {
     pthread_mutex_t lock;
@@ -49,6 +51,13 @@ static fst_status wait_watched(request_wait *wait, const fsti_net_watch *watch,
     return status;
 }
 
+fsti_net_watch fsti_net_last_watch(const fsti_net_watch *watch) {
+    bool is_over =
+        watch != NULL && watch->ask != NULL && watch->ask(watch->context, 0, NULL) != FST_OK;
+    if (is_over) return (fsti_net_watch){.bound_ms = LAST_REQUEST_MS};
+    return watch == NULL ? (fsti_net_watch){.ask = NULL} : *watch;
+}
+
 void fsti_request_run(net_request *request) {
     request_wait wait = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
     const fsti_net_watch *watch = request->watch;
@@ -56,6 +65,7 @@ void fsti_request_run(net_request *request) {
     fst_error error = {0};
     fst_status status = FST_OK;
     bool is_watched = watch != NULL && watch->ask != NULL;
+    if (watch != NULL && watch->bound_ms > 0) request->bound_ms = watch->bound_ms;
     if (is_watched) request->stop = &wait.stop;
     request->context = &wait;
     request->done = wake_waiter;

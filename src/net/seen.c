@@ -97,10 +97,11 @@ static fst_status look(net_store *store, const char *url, const fsti_net_watch *
 }
 
 /// The store that takes objects at the address.
-static fst_status open_store(const char *url, net_store **out, fst_error *error) {
+static fst_status open_store(const char *url, const fsti_net_watch *watch, net_store **out,
+                             fst_error *error) {
     const curl_library *curl;
     FST_TRY(fsti_curl_open(&curl, error));
-    FST_TRY(fsti_store_open(url, out, error));
+    FST_TRY(fsti_store_open(url, watch, out, error));
     fst_status status = fsti_upload_check_place(*out, url, error);
     if (status != FST_OK) fsti_store_unref(*out);
     return status;
@@ -109,7 +110,7 @@ static fst_status open_store(const char *url, net_store **out, fst_error *error)
 fst_status fsti_net_look(const char *url, const fsti_net_watch *watch, fsti_seen *out,
                          fst_error *error) {
     net_store *store = NULL;
-    FST_TRY(open_store(url, &store, error));
+    FST_TRY(open_store(url, watch, &store, error));
     fst_status status = look(store, url, watch, out, error);
     fsti_store_unref(store);
     return status;
@@ -136,7 +137,7 @@ fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t m
     net_store *store = NULL;
     const small_request small = {.url = url, .watch = watch, .text_bytes_max = most};
     *out = (fsti_fetched){.text = NULL};
-    FST_TRY(open_store(url, &store, error));
+    FST_TRY(open_store(url, watch, &store, error));
     fst_status status = fetch(store, &small, out, error);
     fsti_store_unref(store);
     return status;
@@ -157,21 +158,21 @@ static fst_status remove_seen(net_store *store, const small_request *small, bool
     *is_other = request.answer.status == 412 || request.answer.status == 409;
     if (*is_other) return FST_OK;
     if (request.answer.status != STATUS_NOT_IMPLEMENTED) return status;
-    const small_request plain = {.method = small->method, .url = small->url};
+    const small_request plain = {.method = small->method, .url = small->url, .watch = small->watch};
     return run_small(store, &plain, &request, error);
 }
 
-fst_status fsti_net_remove(const char *url, const fsti_seen *seen, bool *is_other,
-                           fst_error *error) {
+fst_status fsti_net_remove(const char *url, const fsti_seen *seen, const fsti_net_watch *watch,
+                           bool *is_other, fst_error *error) {
     net_store *store = NULL;
     bool changed = false;
     net_request request = {0};
     fst_error cause = {0};
-    const small_request small = {.method = "DELETE", .url = url, .seen = seen};
+    const small_request small = {.method = "DELETE", .url = url, .seen = seen, .watch = watch};
     bool is_seen = seen != NULL && seen->kind == FSTI_SEEN_THIS;
     if (is_other != NULL) *is_other = false;
     if (seen != NULL && seen->kind == FSTI_SEEN_NOTHING) return FST_OK;
-    FST_TRY(open_store(url, &store, error));
+    FST_TRY(open_store(url, watch, &store, error));
     fst_status status = is_seen ? remove_seen(store, &small, &changed, &cause)
                                 : run_small(store, &small, &request, &cause);
     fsti_store_unref(store);

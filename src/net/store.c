@@ -189,7 +189,8 @@ bool fsti_store_move(net_store *store, const char *region) {
     return is_new;
 }
 
-fst_status fsti_store_open(const char *url, net_store **out, fst_error *error) {
+fst_status fsti_store_open(const char *url, const fsti_net_watch *watch, net_store **out,
+                           fst_error *error) {
     net_url parsed;
     char name[512];
     net_store_kind kind = NET_STORE_WEB;
@@ -211,7 +212,9 @@ fst_status fsti_store_open(const char *url, net_store **out, fst_error *error) {
     fsti_refcount_init(&store->refs);
     store->kind = kind;
     fsti_url_tell(url, name, sizeof name);
+    fsti_lend_watch(watch);
     fst_status status = find_settings(store, name, options->anonymous, error);
+    fsti_lend_watch(NULL);
     explicit_bzero(options, sizeof *options);
     fsti_free(options);
     if (status == FST_OK)

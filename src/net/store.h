@@ -33,8 +33,10 @@ struct net_store {
     fst_bucket_style style;
 };
 
-/// What an address is about, with settings and credentials as they are now.
-fst_status fsti_store_open(const char *url, net_store **out, fst_error *error);
+/// What an address is about, with settings and credentials as they are now. `watch`: asked while
+/// credentials are fetched, or NULL.
+fst_status fsti_store_open(const char *url, const fsti_net_watch *watch, net_store **out,
+                           fst_error *error);
 net_store *fsti_store_ref(net_store *store);
 void fsti_store_unref(net_store *store);
 /// The address that is asked for an object: of the web, escaped. *out is from fsti_alloc.

@@ -103,8 +103,8 @@ static void choose_sizes(fsti_upload *upload) {
                            upload->place.part_count);
 }
 
-static fst_status make_upload(const char *url, uint64_t size_bytes, fsti_upload **out,
-                              fst_error *error) {
+static fst_status make_upload(const char *url, uint64_t size_bytes, const fsti_net_watch *watch,
+                              fsti_upload **out, fst_error *error) {
     char name[NAME_BYTES_MAX];
     fsti_upload *upload = fsti_alloc_zeroed(1, sizeof *upload);
     if (upload == NULL) return fsti_error_memory(error, sizeof *upload);
@@ -120,7 +120,7 @@ static fst_status make_upload(const char *url, uint64_t size_bytes, fsti_upload 
     upload->place.marks = fsti_alloc_zeroed(upload->place.part_count, sizeof(upload_mark));
     if (upload->name == NULL || upload->given == NULL || upload->place.marks == NULL)
         return fsti_error_memory(error, upload->place.part_count * sizeof(upload_mark));
-    FST_TRY(fsti_store_open(url, &upload->store, error));
+    FST_TRY(fsti_store_open(url, watch, &upload->store, error));
     FST_TRY(fsti_upload_check_place(upload->store, url, error));
     return fsti_store_address(upload->store, url, &upload->url, error);
 }
@@ -162,7 +162,7 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net
     const curl_library *curl;
     fsti_upload *upload = NULL;
     FST_TRY(fsti_curl_open(&curl, error));
-    fst_status status = make_upload(url, size_bytes, &upload, error);
+    fst_status status = make_upload(url, size_bytes, watch, &upload, error);
     if (upload == NULL) return status;
     if (status == FST_OK) {
         if (watch != NULL) upload->watch = *watch;
@@ -249,6 +249,7 @@ static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whol
                       .text_bytes_max = ANSWER_BYTES_MAX,
                       .is_fresh = is_whole && upload->place.seen.kind != FSTI_SEEN_ANY,
                       .stop = &upload->stop,
+                      .bound_ms = upload->watch.bound_ms,
                       .done = finish_part,
                       .context = slot};
     fsti_request_begin(&slot->request);
@@ -449,16 +450,20 @@ static fst_status try_whole(fsti_upload *upload, bool *again, fst_error *error) 
     return status;
 }
 
+/// Once for each: another region, and no condition.
+#define WHOLE_TRIES_MAX 3
+
 static fst_status send_whole(fsti_upload *upload, fst_error *error) {
-    bool again = false;
-    fst_status status = try_whole(upload, &again, error);
-    if (!again) return status;
-    pthread_mutex_lock(&upload->lock);
-    upload->status = FST_OK;
-    atomic_store(&upload->stop, false);
-    pthread_mutex_unlock(&upload->lock);
-    FST_TRY(move_upload(upload, error));
-    return try_whole(upload, &again, error);
+    for (int i = 1;; i++) {
+        bool again = false;
+        fst_status status = try_whole(upload, &again, error);
+        if (!again || i == WHOLE_TRIES_MAX) return status;
+        pthread_mutex_lock(&upload->lock);
+        upload->status = FST_OK;
+        atomic_store(&upload->stop, false);
+        pthread_mutex_unlock(&upload->lock);
+        FST_TRY(move_upload(upload, error));
+    }
 }
 
 fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {

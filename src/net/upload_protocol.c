@@ -6,7 +6,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "retry.h"
 #include "sha256.h"
 
 #define ANSWER_BYTES_MAX ((size_t)65536)
@@ -15,6 +17,7 @@
 /// A part's entry in the list of all of them, without its mark.
 #define ENTRY_BYTES 80u
 #define BLOCK_ID_BYTES 17u
+#define PAUSE_SLICE_MS 50u
 
 static bool is_azure(const net_store *store) { return store->kind == NET_STORE_AZURE; }
 
@@ -55,6 +58,7 @@ typedef struct small_call {
     const char *method, *query, *body;
     const char *const *lines;
     uint32_t patience_ms, bound_ms; ///< as of requests
+    bool is_fresh;
 } small_call;
 
 /// A request about an upload, waited for. request->text is the caller's.
@@ -75,6 +79,7 @@ static fst_status ask(upload_place *place, const small_call *call, net_request *
                              .patience_ms = call->patience_ms,
                              .text_bytes_max = ANSWER_BYTES_MAX,
                              .bound_ms = call->bound_ms,
+                             .is_fresh = call->is_fresh,
                              .stop = place->stop,
                              .watch = call->bound_ms > 0 ? NULL : place->watch};
     fsti_request_run(request);
@@ -146,16 +151,20 @@ static char *write_list(const upload_place *place) {
     return text;
 }
 
-/// S3 begins to answer 200 before it knows: what came of it says the body.
-static fst_status read_result(const upload_place *place, const net_request *request,
-                              fst_error *error) {
+/// S3 begins to answer 200 before it knows: what came of it says the body. *again: it has not been
+/// able to, and may be later; *is_told: there is a result in it.
+static fst_status read_result(const upload_place *place, const net_request *request, bool *again,
+                              bool *is_told, fst_error *error) {
     char code[64], text[160];
+    *again = false;
+    *is_told = true;
     if (is_azure(place->store)) return FST_OK;
     size_t size = request->text == NULL ? 0 : request->text_bytes;
     const char *body = size == 0 ? "" : request->text;
     bool is_error = memmem(body, size, "<Error", 6) != NULL;
     // ...Result>; of some stores ...Response>
     if (!is_error && memmem(body, size, "</CompleteMultipartUploadRes", 28) != NULL) return FST_OK;
+    *is_told = is_error;
     if (!is_error)
         return fail(place,
                     "the store's answer (status 200) does not say whether it has joined "
@@ -163,8 +172,12 @@ static fst_status read_result(const upload_place *place, const net_request *requ
                     error);
     net_answer answer = {.status = 200};
     fsti_answer_read_code(&answer, body, size);
-    bool is_told = answer.code[0] != '\0' && !fsti_store_knows(place->store, answer.code);
-    snprintf(code, sizeof code, "%s", is_told ? answer.code : "no code");
+    static const char *const passing[] = {"InternalError", "SlowDown", "ServiceUnavailable",
+                                          "RequestTimeout"};
+    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
+        *again = *again || strcmp(answer.code, passing[i]) == 0;
+    bool has_code = answer.code[0] != '\0' && !fsti_store_knows(place->store, answer.code);
+    snprintf(code, sizeof code, "%s", has_code ? answer.code : "no code");
     snprintf(text, sizeof text, "the store did not join the parts (status 200 with the error %s)",
              code);
     return fail(place, text, error);
@@ -216,9 +229,53 @@ static void read_mark(upload_place *place, const net_request *request) {
     fsti_seen_read(place->store->kind, &answer, &place->put);
 }
 
+/// False where nobody wants to wait.
+static bool pause_join(upload_place *place, uint32_t tries) {
+    const fsti_net_watch *watch = place->watch;
+    net_limits limits = fsti_net_limits();
+    uint64_t left_ms =
+        fsti_retry_wait_ms(tries, limits.retry_base_ms, limits.retry_cap_ms, -1, fsti_net_random());
+    while (left_ms > 0) {
+        uint64_t slice_ms = fsti_min(left_ms, PAUSE_SLICE_MS);
+        struct timespec slice = {0, (long)slice_ms * 1000000};
+        nanosleep(&slice, NULL);
+        left_ms -= slice_ms;
+        bool is_over =
+            watch != NULL && watch->ask != NULL && watch->ask(watch->context, 0, NULL) != FST_OK;
+        if (is_over) atomic_store(&place->is_cancelled, true);
+        if (is_over || (place->stop != NULL && atomic_load(place->stop))) return false;
+    }
+    return true;
+}
+
+/// *unknown: whether the parts are joined the store has not said.
+static fst_status try_join(upload_place *place, const small_call *call, uint32_t tries, bool *again,
+                           bool *unknown, fst_error *error) {
+    net_request request = {0};
+    *again = false;
+    fst_status status = ask(place, call, &request, error);
+    place->refusal = request.answer.status;
+    if (status == FST_OK) {
+        // What it does not say, or fails in, may have been done.
+        bool is_told = true;
+        status = read_result(place, &request, again, &is_told, error);
+        *unknown = status != FST_OK && (tries > 0 || *again || !is_told);
+        read_mark(place, &request);
+        fsti_free(request.text);
+    } else if (status == FST_E_NOT_FOUND && is_there(place)) {
+        status = FST_OK;
+    } else {
+        bool is_first = tries == 0 && request.counts.requests == 1;
+        // Also of an answer that there was no memory for; of a second try says nothing of the
+        // first.
+        *unknown =
+            request.counts.requests > 0 && !(is_first && fsti_upload_is_refusal(place->refusal));
+    }
+    return status;
+}
+
 fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error) {
     char query[UPLOAD_ID_BYTES + 16];
-    net_request request = {0};
     snprintf(query, sizeof query, "uploadId=%s", place->id);
     char *list = write_list(place);
     *unknown = false;
@@ -227,21 +284,13 @@ fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error
                              .query = is_azure(place->store) ? "comp=blocklist" : query,
                              .body = list,
                              .lines = place->lines,
-                             .patience_ms = JOIN_PATIENCE_MS};
-    fst_status status = ask(place, &call, &request, error);
-    place->refusal = request.answer.status;
-    if (status == FST_OK) {
-        status = read_result(place, &request, error);
-        read_mark(place, &request);
-        fsti_free(request.text);
-    } else if (status == FST_E_NOT_FOUND && is_there(place)) {
-        status = FST_OK;
-    } else {
-        bool is_first = request.counts.requests == 1;
-        // Also of an answer that there was no memory for; of a second try says nothing of the
-        // first.
-        *unknown =
-            request.counts.requests > 0 && !(is_first && fsti_upload_is_refusal(place->refusal));
+                             .patience_ms = JOIN_PATIENCE_MS,
+                             .is_fresh = place->seen.kind != FSTI_SEEN_ANY};
+    bool again = true;
+    fst_status status = FST_OK;
+    for (uint32_t i = 0; again; i++) {
+        status = try_join(place, &call, i, &again, unknown, error);
+        again = again && i + 1 < fsti_net_limits().tries_max && pause_join(place, i);
     }
     fsti_free(list);
     return status;

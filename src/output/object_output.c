@@ -28,8 +28,10 @@ fst_status fsti_output_displace(fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
     if (output->upload == NULL) return fsti_path_remove(target->path, error);
     bool is_ours = fsti_upload_is_committed(output->upload) == 1;
-    if (is_ours) return fsti_net_remove(target->path, fsti_output_mark(output), NULL, error);
-    return target->is_unique ? fsti_net_remove(target->path, NULL, NULL, error)
+    fsti_net_watch watch = fsti_net_last_watch(target->watch); // also of a save that was ended
+    if (is_ours)
+        return fsti_net_remove(target->path, fsti_output_mark(output), &watch, NULL, error);
+    return target->is_unique ? fsti_net_remove(target->path, NULL, &watch, NULL, error)
                              : leave(output, error);
 }
 
@@ -99,7 +101,7 @@ fst_status fsti_object_hide(const char *address, const char *word, const fsti_ne
         fsti_object_forget(*kept);
         FST_TRY(find(address, word, watch, kept, &seen, error));
         if (*kept == NULL) return FST_OK;
-        FST_TRY(fsti_net_remove(address, &seen, &is_other, error));
+        FST_TRY(fsti_net_remove(address, &seen, watch, &is_other, error));
         if (!is_other) return FST_OK;
     }
     fsti_object_forget(*kept);
@@ -108,11 +110,12 @@ fst_status fsti_object_hide(const char *address, const char *word, const fsti_ne
                           "others put it there as often as it is taken away");
 }
 
-fst_status fsti_object_restore(const char *address, const fsti_kept_object *kept,
-                               fst_error *error) {
+fst_status fsti_object_restore(const char *address, const fsti_net_watch *watch,
+                               const fsti_kept_object *kept, fst_error *error) {
     fsti_upload *upload;
     const fsti_seen nothing = {.kind = FSTI_SEEN_NOTHING};
-    FST_TRY(fsti_upload_open(address, kept->size, NULL, &nothing, &upload, error));
+    fsti_net_watch last = fsti_net_last_watch(watch);
+    FST_TRY(fsti_upload_open(address, kept->size, &last, &nothing, &upload, error));
     fst_status status = fsti_upload_write(upload, kept->text, kept->size, 0, error);
     if (status == FST_OK) status = fsti_upload_commit(upload, error);
     fsti_upload_close(upload);

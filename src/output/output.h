@@ -154,8 +154,10 @@ typedef struct fsti_kept_object fsti_kept_object;
 fst_status fsti_object_hide(const char *address, const char *word,
                             const struct fsti_net_watch *watch, fsti_kept_object **kept,
                             fst_error *error);
-/// Brings it back, unless something has come meanwhile.
-fst_status fsti_object_restore(const char *address, const fsti_kept_object *kept, fst_error *error);
+/// Brings it back, unless something has come meanwhile. A watch that ends the save leaves it two
+/// seconds.
+fst_status fsti_object_restore(const char *address, const struct fsti_net_watch *watch,
+                               const fsti_kept_object *kept, fst_error *error);
 void fsti_object_forget(fsti_kept_object *kept); ///< NULL is allowed
 
 // ---- folders ----

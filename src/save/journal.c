@@ -51,9 +51,10 @@ fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const ch
 }
 
 fst_status fsti_journal_add_removal(save_journal *journal, const char *path, const fsti_seen *seen,
-                                    fst_error *error) {
+                                    const fsti_net_watch *watch, fst_error *error) {
     FST_TRY(fsti_journal_add_path(journal, STEP_REMOVE, path, error));
     journal->steps[journal->count - 1].seen = seen;
+    journal->steps[journal->count - 1].watch = watch;
     return FST_OK;
 }
 
@@ -107,8 +108,9 @@ static fst_status put_aside(journal_step *step, fst_error *error) {
 
 static fst_status take_away(const journal_step *step, fst_error *error) {
     if (step->output != NULL) return fsti_output_displace(step->output, error);
-    return step->seen != NULL ? fsti_net_remove(step->path, step->seen, NULL, error)
-                              : fsti_path_remove(step->path, error);
+    return fsti_net_is_url(step->path)
+               ? fsti_net_remove(step->path, step->seen, step->watch, NULL, error)
+               : fsti_path_remove(step->path, error);
 }
 
 static fst_status take_step(save_journal *journal, size_t index, fst_error *error) {
@@ -165,7 +167,7 @@ static fst_status undo_place(journal_step *step, fst_error *error) {
 /// Brings back what was taken away, also by a step that failed half way.
 static fst_status undo_aside(journal_step *step, fst_error *error) {
     if (step->kept_object != NULL)
-        FST_TRY(fsti_object_restore(step->path, step->kept_object, error));
+        FST_TRY(fsti_object_restore(step->path, step->watch, step->kept_object, error));
     else if (step->kept != NULL)
         FST_TRY(fsti_path_restore(step->path, step->kept, error));
     forget_kept(step);
@@ -225,13 +227,16 @@ static void run_from_turn(save_journal *journal) {
         if (needs_all && !journal->is_complete) return;
         fsti_log(FST_LOG_DEBUG, "save step %zu of %zu: %s, %s", i + 1, journal->count,
                  step_names[step->kind], step_path(step));
-        step->is_done = take_step(journal, i, &error) == FST_OK;
+        fst_status status = take_step(journal, i, &error);
+        step->is_done = status == FST_OK;
         if (step->is_done) continue;
         journal->is_complete = false;
         if (journal->warning[0] == '\0')
             snprintf(journal->warning, sizeof journal->warning, "%.255s", error.message);
         fsti_log(FST_LOG_WARNING, "the new model is in place, but: %s", error.message);
-        if (step->kind != STEP_REMOVE && step->kind != STEP_UNNAME) return;
+        // Each of those that follow would wait as long.
+        bool is_over = status == FST_E_CANCELLED;
+        if (is_over || (step->kind != STEP_REMOVE && step->kind != STEP_UNNAME)) return;
     }
 }
 

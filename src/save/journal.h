@@ -33,7 +33,7 @@ typedef struct journal_step {
     void *context;                        ///< of the check
     char *kept;                           ///< a hidden name of what was replaced or taken away
     struct fsti_kept_object *kept_object; ///< an object that was taken away
-    const struct fsti_net_watch *watch;   ///< of that
+    const struct fsti_net_watch *watch;   ///< asked while a store is waited for
     int kept_lock;                        ///< a descriptor that says whose it is, or -1
     bool had_old;                         ///< something was replaced
     bool is_done;
@@ -59,9 +59,11 @@ fst_status fsti_journal_add_aside(save_journal *journal, const char *address,
                                   const struct fsti_net_watch *watch, fst_error *error);
 /// What manifests begin with.
 #define JOURNAL_MANIFEST_WORD "fastsafetensors-manifest "
-/// The same for an object, which is removed as long as it is what was seen. It stays the caller's.
+/// Removes an object as long as it is what was seen (NULL: whatever it is). `watch` as above. Both
+/// stay the caller's.
 fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
-                                    const struct fsti_seen *seen, fst_error *error);
+                                    const struct fsti_seen *seen,
+                                    const struct fsti_net_watch *watch, fst_error *error);
 fst_status fsti_journal_add_check(save_journal *journal, journal_check check, void *context,
                                   fst_error *error);
 /// What was added so far is undone when it fails; what follows is not.

@@ -149,7 +149,7 @@ static void demand_what_was_seen(fst_writer *writer, uint32_t file) {
 
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
     bool is_set = writer->folder != NULL;
-    writer->watch = (fsti_net_watch){fsti_writer_report, writer};
+    writer->watch = (fsti_net_watch){.ask = fsti_writer_report, .context = writer};
     if (is_set) FST_TRY(look_at_keys(writer, error));
     if (is_set) FST_TRY(look_closer(writer, error));
     if (is_set) FST_TRY(choose_names(writer, error));
@@ -290,7 +290,7 @@ static fst_status add_removals(fst_writer *writer, fst_error *error) {
         const char *member = scene->members[i];
         const fsti_seen *seen = is_single(writer, member) ? &scene->single : NULL;
         if (!is_own(writer, member))
-            FST_TRY(fsti_journal_add_removal(journal, member, seen, error));
+            FST_TRY(fsti_journal_add_removal(journal, member, seen, &writer->watch, error));
     }
     return FST_OK;
 }

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stores answer to saves besides yes and no: elsewhere, not now, not like this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+import pytest
+from object_store import KEY, SECRET, ObjectStore, ask, failure, object_store
+from web_server import Answer, Request
+
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors import remote
+from fastsafetensors._core import Writer
+
+pytestmark = pytest.mark.usefixtures("own_home")
+ADDRESS, PLACE = "s3://box/m/m.safetensors", "/box/m/m.safetensors"
+LARGE = 9 << 20  # bytes: two parts
+Which = Callable[[Request], bool]
+REQUESTS: dict[str, tuple[int, Which]] = {
+    "whole": (8, lambda r: r.method == "PUT"),
+    "begin": (LARGE, lambda r: r.method == "POST" and r.query == "uploads"),
+    "part": (LARGE, lambda r: "partNumber=2" in r.query),
+    "join": (LARGE, lambda r: r.method == "POST" and "uploadId" in r.query),
+    "removal": (8, lambda r: r.method == "DELETE"),
+}
+
+
+def save(size: int, seed: int = 1, manifest: bool = False) -> None:
+    """Save one file whose tensor has a seed's bytes."""
+    fst_numpy.save_file({"a": numpy.full(size, seed, numpy.uint8)}, ADDRESS, manifest=manifest)
+
+
+def seed_of() -> int:
+    """Which one is there."""
+    return int(fst_numpy.load_file(ADDRESS)["a"][-1])
+
+
+def save_set(files: int, seed: int) -> None:
+    """Save a set whose tensors have a seed's bytes."""
+    value = numpy.full(99, seed, numpy.uint8)
+    rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
+    where = [i % files for i in range(6)]
+    writer = Writer("s3://box/m", rows, None, file_of=where, file_count=files, owners=[value])
+    try:
+        writer.commit()
+    finally:
+        writer.close()
+
+
+def sign(server: ObjectStore) -> None:
+    """Have requests signed, and signatures checked."""
+    server.keys = {KEY: SECRET}
+    remote.configure(endpoint=server.url, retry_base_ms=2, tries_max=2, access_key=KEY,
+                     secret_key=SECRET)
+
+
+@pytest.mark.parametrize("status", ["301 Moved Permanently", "307 Temporary Redirect",
+                                    "308 Permanent Redirect"])
+@pytest.mark.parametrize("what", list(REQUESTS))
+def test_no_change_goes_to_another_host(what: str, status: str) -> None:
+    """Neither the model nor a signature: that host is not asked at all, and the save fails."""
+    size, which = REQUESTS[what]
+    with object_store() as server, object_store() as other:
+        sign(server)
+        if what == "removal":
+            save(size, 1, manifest=True)  # the next save takes the manifest away
+        before = dict(server.objects)
+
+        def refuse(request: Request) -> Answer | None:
+            to = other.url.rstrip("/") + request.path
+            to += "?" + request.query if request.query else ""
+            return Answer(status, {"Location": to}) if which(request) else None
+
+        server.refuse = refuse
+        with pytest.raises(OSError, match="another host, which is not followed"):
+            save(size, 2)
+        assert other.log == [] and server.objects == before and not server.uploads
+
+
+@pytest.mark.parametrize("what", list(REQUESTS))
+def test_the_same_host_sends_elsewhere(what: str) -> None:
+    """It is followed, and signed for where it leads to."""
+    size, which = REQUESTS[what]
+    with object_store() as server:
+        sign(server)
+        if what == "removal":
+            save(size, 1, manifest=True)
+        moved: list[str] = []
+
+        def refuse(request: Request) -> Answer | None:
+            if request.path.startswith("/moved"):
+                if server.refusal(request) is None:
+                    moved.append(request.headers["authorization"])
+                request.path = request.path.removeprefix("/moved")
+                return server.act(request)
+            if not which(request):
+                return None
+            to = "/moved" + request.path + ("?" + request.query if request.query else "")
+            return Answer("307 Temporary Redirect", {"Location": server.url.rstrip("/") + to})
+
+        server.refuse = refuse
+        save(size, 2)
+        server.refuse = lambda request: None
+        assert len(moved) == 1 and seed_of() == 2 and list(server.objects) == [PLACE]
+
+
+def test_another_region_that_knows_no_conditions() -> None:
+    """Both are learned by one small save: where to go, and what not to ask for."""
+    with object_store() as server:
+        sign(server)
+        save_set(3, 1)
+        told: list[str] = []
+
+        def refuse(request: Request) -> Answer | None:
+            is_there = "/eu-north-1/s3/" in request.headers["authorization"]
+            if request.method == "PUT" and not is_there:
+                told.append("region")
+                answer = failure("400 Bad Request", "AuthorizationHeaderMalformed")
+                answer.headers["x-amz-bucket-region"] = "eu-north-1"
+                return answer
+            if request.method == "PUT" and {"if-match", "if-none-match"} & set(request.headers):
+                told.append("condition")
+                return failure("501 Not Implemented", "NotImplemented")
+            return None
+
+        server.refuse = refuse
+        save_set(2, 2)
+        assert told.count("condition") == 1 and told.count("region") == 3
+        server.refuse = lambda request: None
+        loaded = fst_numpy.load_file("s3://box/m/")
+        assert all((v == 2).all() for v in loaded.values()) and len(server.objects) == 3
+
+
+@pytest.mark.parametrize("what", ["index", "removal", "join"])
+def test_a_change_that_is_put_off(what: str) -> None:
+    """409 ConditionalRequestConflict: the store is asked again, with the same condition."""
+    is_it: dict[str, Which] = {
+        "index": lambda r: r.method == "PUT" and r.path.endswith(".json"),
+        "removal": lambda r: r.method == "DELETE",
+        "join": lambda r: r.method == "POST" and "uploadId" in r.query,
+    }
+    asked: list[str | None] = []
+
+    def refuse(request: Request) -> Answer | None:
+        if not is_it[what](request):
+            return None
+        asked.append(request.headers.get("if-match"))
+        conflict = failure("409 Conflict", "ConditionalRequestConflict")
+        return conflict if len(asked) == 1 else None
+
+    with object_store() as server:
+        ask(server)
+        if what == "index":
+            save_set(3, 1)
+        elif what == "removal":
+            save(8, 1, manifest=True)
+        server.refuse = refuse
+        if what == "index":
+            save_set(2, 2)
+            assert {int(v[0]) for v in fst_numpy.load_file("s3://box/m/").values()} == {2}
+        else:
+            save(LARGE if what == "join" else 8, 2)
+            assert seed_of() == 2
+        assert len(asked) == 2 and asked[0] == asked[1]
+        assert (asked[0] is None) == (what == "join")
+
+
+@pytest.mark.parametrize("answer", [
+    failure("503 Slow Down", "SlowDown"), failure("200 OK", "SlowDown"),
+    failure("200 OK", "InternalError"), failure("500 Internal Server Error", "InternalError")])
+def test_parts_that_can_not_be_joined_now(answer: Answer) -> None:
+    """The store is asked again; where it never can, the save fails, and says what it knows."""
+    count = 0
+
+    def refuse(request: Request) -> Answer | None:
+        nonlocal count
+        if request.method != "POST" or "uploadId" not in request.query:
+            return None
+        count += 1
+        return Answer(answer.status, {}, answer.body) if count <= bad else None
+
+    with object_store() as server:
+        ask(server)
+        server.refuse = refuse
+        bad = 1
+        save(LARGE, 1)
+        assert count == 2 and seed_of() == 1
+        count, bad = 0, 1 << 30
+        with pytest.raises(OSError, match="whether the object is there is not known"):
+            save(LARGE, 2)
+        assert count == 2 and seed_of() == 1 and not server.uploads
