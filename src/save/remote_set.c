@@ -147,9 +147,19 @@ static void demand_what_was_seen(fst_writer *writer, uint32_t file) {
     writer->index_target.leads = true;
 }
 
+/// Who has said once that the save is to end is not asked again: what is taken back then asks, too.
+static fst_status ask_caller(void *context, uint64_t zero, fst_error *error) {
+    fst_writer *writer = context;
+    if (atomic_load(&writer->is_ended))
+        return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
+    fst_status status = fsti_writer_report(writer, zero, error);
+    if (status != FST_OK) atomic_store(&writer->is_ended, true);
+    return status;
+}
+
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
     bool is_set = writer->folder != NULL;
-    writer->watch = (fsti_net_watch){.ask = fsti_writer_report, .context = writer};
+    writer->watch = (fsti_net_watch){.ask = ask_caller, .context = writer};
     if (is_set) FST_TRY(look_at_keys(writer, error));
     if (is_set) FST_TRY(look_closer(writer, error));
     if (is_set) FST_TRY(choose_names(writer, error));
