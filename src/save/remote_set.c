@@ -152,9 +152,7 @@ static fst_status ask_caller(void *context, uint64_t zero, fst_error *error) {
     fst_writer *writer = context;
     if (atomic_load(&writer->is_ended))
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
-    fst_status status = fsti_writer_report(writer, zero, error);
-    if (status != FST_OK) atomic_store(&writer->is_ended, true);
-    return status;
+    return fsti_writer_report(writer, zero, error);
 }
 
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {

@@ -57,6 +57,7 @@ fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *err
         pthread_mutex_unlock(&writer->progress_lock);
     }
     if (stop == 0 && !atomic_load(&writer->is_cancelled)) return FST_OK;
+    atomic_store(&writer->is_ended, true);
     return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
 }
 

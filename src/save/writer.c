@@ -278,6 +278,9 @@ static void clear_files(fst_writer *writer, bool is_published) {
     for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++) {
         save_file *file = &writer->files[f];
         fsti_stage_close(file->stage, NULL);
+        // Whoever does not want to wait has a store's parts taken back in two seconds.
+        if (writer->is_remote && file->output != NULL && atomic_load(&writer->is_ended))
+            fsti_output_stop(file->output);
         drop(file->output);
         fsti_target_clear(&file->target);
         fsti_layout_clear(&file->layout);

@@ -76,7 +76,7 @@ struct fst_writer {
 
     bool is_remote;       ///< the files are objects of a store
     fsti_net_watch watch; ///< whether to go on waiting for it
-    atomic_bool is_ended; ///< by what the watch has said once
+    atomic_bool is_ended; ///< the caller has said once that it is to end
     remote_scene scene;   ///< of a set at a store
     char tag[20];         ///< of files beside others' of their names: \"-\" and 16 digits; or \"\"
     bool is_shared;       ///< the files have hidden names that other processes know
