@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ._core import error_class
+from ._errors import add_place
 from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
 from ._progress import enable_tqdm
 from ._torch_installed import torch
@@ -149,11 +152,15 @@ def iterate(
     """
     begin = time.monotonic()
     device = local_device() if device is None else device
-    model = LazyModel(
-        sorted(files), device, mode=options.mode, threads=options.threads, gds=options.gds,
-        memory_limit=options.memory_limit, ahead=options.plan != "off", filter=filter,
-        habits=_habits_of(files), expects=expects, verify=options.held_against, cache=cache,
-    )
+    try:
+        model = LazyModel(
+            sorted(files), device, mode=options.mode, threads=options.threads, gds=options.gds,
+            memory_limit=options.memory_limit, ahead=options.plan != "off", filter=filter,
+            habits=_habits_of(files), expects=expects, verify=options.held_against, cache=cache,
+        )
+    except (error_class(), OSError) as error:
+        add_place(error)
+        raise
     bar = _Bar(len(files), options.progress and progress)
     try:
         with model:
@@ -168,6 +175,11 @@ def iterate(
             "%d boxes ahead", stats["bytes_needed"] / (1 << 20), stats["bytes_read"] / (1 << 20),
             time.monotonic() - begin, stats["loads"], device, options.mode, stats["boxes_ahead"],
         )
+
+
+def begun(weights: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Open the files now: what is wrong with them is told before a reload touches the model."""
+    return itertools.chain(list(itertools.islice(weights, 1)), weights)
 
 
 class _Bar:

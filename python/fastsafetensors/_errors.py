@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -16,6 +17,29 @@ _MANY_NAMES = 500
 def refuse(message: str) -> NoReturn:
     """Raise SafetensorError."""
     raise error_class()(message)
+
+
+def add_place(error: Any, tensor: str | None = None) -> None:
+    """Name the tensor that was asked for, and this process's rank where it has one, once.
+
+    Engines show what one of their ranks says without saying which rank it was.
+    """
+    if getattr(error, "_has_place", False):
+        return
+    words = []
+    if tensor is not None and not getattr(error, "tensor", None):
+        error.tensor = tensor
+        words.append(f"tensor `{tensor}`")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+        if ranks > 1:
+            words.append(f"rank {distributed.get_rank()} of {ranks}")
+    error._has_place = True
+    if words and isinstance(error, OSError):
+        error.strerror = ", ".join([str(error.strerror), *words])
+    elif words:
+        error.args = (", ".join([str(error.args[0]), *words]), *error.args[1:])
 
 
 # ---- unknown names ----

@@ -19,6 +19,7 @@ from operator import mul, sub
 from typing import Any
 
 from ._core import Loader, Model, error_class
+from ._errors import add_place
 from ._load import open_load
 from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
@@ -157,11 +158,20 @@ class LazyReads:
 
         It is a plain tensor: of the file's elements, the stored one's among them, or (None) the
         box, packed. Who writes to shared memory changes what others read. Raises what loads raise:
-        the file and the tensor are named.
+        the file, the tensor and the rank are named.
 
         What somebody copies out of memory that nobody else has is kept until something else is
         read: an expert with several places on a rank is read once.
         """
+        try:
+            return self._read(stored, bounds, to_copy)
+        except (error_class(), OSError) as error:
+            add_place(error, stored.name)
+            raise
+
+    def _read(
+        self, stored: Stored, bounds: Bounds, to_copy: bool
+    ) -> tuple[Any, int | None, bool]:
         size = stored.size_of(bounds)
         if not self._shares:
             kept = self._take_kept(stored, bounds, size)

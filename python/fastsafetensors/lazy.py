@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
+from ._core import error_class
+from ._errors import add_place
 from ._gpu import check_present, load_options
 from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
 from ._lazy_tensor import LazyTensor, make_lazy
@@ -141,7 +143,11 @@ class LazyModel:
         What was used by then may be of either: end with it where that matters. Leaving a `with`
         does.
         """
-        self._model.check()
+        try:
+            self._model.check()
+        except (error_class(), OSError) as error:
+            add_place(error)
+            raise
 
     def close(self) -> None:
         """Let go of what was read ahead. Tensors stay valid, and the files open while they do."""

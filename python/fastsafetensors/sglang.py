@@ -86,7 +86,7 @@ def _iterate(
     """Iterate over (name, tensor) of the files, as SGLang's own function does."""
     import dataclasses
 
-    from ._engine_weights import EngineOptions, expectation, iterate
+    from ._engine_weights import EngineOptions, begun, expectation, iterate
 
     options = _state.options or EngineOptions()
     if not enable_gds:
@@ -95,7 +95,7 @@ def _iterate(
         raise RuntimeError("fastsafetensors: the model has no safetensors files")
     noted = getattr(_state.model, "last", None)
     _state.model.last = None
-    yield from iterate(
+    return begun(iterate(
         hf_weights_files, options, _logger, expects=expectation(noted() if noted else None),
         cache="bypass" if drop_cache_after_load else "auto",
-    )
+    ))

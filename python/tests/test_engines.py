@@ -82,13 +82,17 @@ def around():
 def models(tmp_path_factory):
     """Folders of small models."""
     folder = tmp_path_factory.mktemp("models")
+    llama2 = tiny_models.llama(folder / "llama2", seed=2)
+    moe = tiny_models.qwen3_moe(folder / "moe")
     return {
         "llama": tiny_models.llama(folder / "llama"),
-        "llama2": tiny_models.llama(folder / "llama2", seed=2),
+        "llama2": llama2,
         "tied": tiny_models.llama(folder / "tied", torch.float32, tied=True),
-        "moe": tiny_models.qwen3_moe(folder / "moe"),
+        "moe": moe,
         "moe2": tiny_models.qwen3_moe(folder / "moe2", seed=2),
         "granite": tiny_models.granite_moe(folder / "granite"),
+        "packed": tiny_models.compressed(folder / "packed", llama2),
+        "packed moe": tiny_models.compressed(folder / "packed-moe", moe),
     }
 
 
@@ -125,7 +129,7 @@ def run_ranks(engine, scenarios, around, folder):
 
 def check(answers, scenarios):
     """Every parameter as the engine's own loader has it; no byte needed that is no parameter's."""
-    for of_rank in answers:
+    for rank, of_rank in enumerate(answers):
         assert [a["name"] for a in of_rank] == [s["name"] for s in scenarios]
         for answer, scenario in zip(of_rank, scenarios, strict=True):
             assert answer["parameters"] > 10 and answer["different"] == [], answer
@@ -135,6 +139,9 @@ def check(answers, scenarios):
                 # What lies between boxes is read over where that is cheaper.
                 assert answer["stats"]["bytes_read"] <= 2.1 * stored, answer
             assert answer.get("same_addresses", True)
+            if "breaks" in scenario:
+                assert "00002-of-00002.safetensors" in answer["refusal"]
+                assert f"rank {rank} of 2" in answer["refusal"]
 
 
 def test_vllm(around, models, tmp_path):
@@ -164,6 +171,22 @@ def test_vllm(around, models, tmp_path):
     check(run_ranks("vllm", scenarios, around, tmp_path), scenarios)
 
 
+def test_vllm_with_other_files(around, models, tmp_path):
+    """Compressed ones, which its own loader does not read; and such that change in a reload."""
+    llama, packed = models["llama"], models["packed"]
+    scenarios = [
+        {"name": "compressed", "folder": packed, "plain": models["llama2"], "tp": 2},
+        {"name": "compressed moe", "folder": models["packed moe"], "plain": models["moe"], "tp": 2,
+         "ep": True},
+        {"name": "compressed reload", "folder": llama, "tp": 2, "reload": packed,
+         "plain": models["llama2"]},
+        {"name": "cut off", "folder": llama, "tp": 2, "reload": models["llama2"], "breaks": 0},
+        {"name": "cut off meanwhile", "folder": llama, "tp": 2, "reload": models["llama2"],
+         "breaks": 9},
+    ]
+    check(run_ranks("vllm", scenarios, around, tmp_path), scenarios)
+
+
 @pytest.mark.parametrize("widths", [{"tp": 2}, {"tp": 2, "ep": 2}, {"pp": 2}], ids=str)
 def test_sglang(around, models, tmp_path, widths):
     scenarios = [
@@ -179,6 +202,14 @@ def test_sglang(around, models, tmp_path, widths):
     else:
         scenarios += [
             {"name": "reload", "folder": models["llama"], **widths, "reload": models["llama2"]},
+            {"name": "compressed", "folder": models["packed"], **widths,
+             "plain": models["llama2"]},
+            {"name": "compressed reload", "folder": models["llama"], **widths,
+             "reload": models["packed"], "plain": models["llama2"]},
+            {"name": "cut off", "folder": models["llama"], **widths, "breaks": 0,
+             "reload": models["llama2"]},
+            {"name": "cut off meanwhile", "folder": models["llama"], **widths, "breaks": 9,
+             "reload": models["llama2"]},
             {"name": "reload by name", "folder": models["llama"], **widths, "only": "layernorm",
              "reload": models["llama2"]},
         ]

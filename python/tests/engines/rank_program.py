@@ -10,14 +10,17 @@ bytes of both.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastsafetensors import lazy
+from fastsafetensors import SafetensorError, lazy
 
 STATS: list[dict[str, int]] = []
 # Of parameters before a load: what is left of it was not loaded.
@@ -33,6 +36,37 @@ def watch_stats() -> None:
         STATS.append(self.stats())
 
     lazy.LazyModel.close = closing  # type: ignore[method-assign]
+
+
+def refused(scenario: dict[str, Any], reload: Callable[[str], Any]) -> str | None:
+    """Reload from a copy whose last file is cut off: what the engine says to that.
+
+    breaks: how many tensors are handed out before that; none: it is so before the reload.
+    """
+    if "breaks" not in scenario:
+        return None
+    folder = tempfile.mkdtemp(dir=str(Path(scenario["reload"]).parent))
+    shutil.copytree(scenario["reload"], folder, dirs_exist_ok=True)
+    last = max(Path(folder).glob("*.safetensors"))
+    if not scenario["breaks"]:
+        os.truncate(last, last.stat().st_size - 4096)
+    iterate = lazy.LazyModel.__iter__
+
+    def breaking(self: Any) -> Any:
+        for number, (name, tensor) in enumerate(iterate(self)):
+            if number == scenario["breaks"]:
+                lazy.LazyModel.__iter__ = iterate  # type: ignore[method-assign]
+                os.truncate(last, last.stat().st_size - 4096)
+            yield name, tensor
+
+    if scenario["breaks"]:
+        lazy.LazyModel.__iter__ = breaking  # type: ignore[method-assign]
+    try:
+        answer = reload(folder)
+    except SafetensorError as error:
+        return str(error)
+    assert answer is not None and not answer[0], "what was cut off is loaded"
+    return str(answer[1])
 
 
 def arguments() -> tuple[int, int, str, list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rank_program import addresses, arguments, compare, run_all, watch_stats
+from rank_program import addresses, arguments, compare, refused, run_all, watch_stats
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
@@ -43,18 +43,28 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
         tp_rank=0, device="cpu", gpu_id=0, model_config=config, custom_weight_loaders={},
         get_model=lambda: model, update_model_fields=lambda *args, **kwargs: None,
         recapture_cuda_graph=lambda: None, get_model_runner=SimpleNamespace)
-    done, message = updater.update_weights_from_disk(
-        scenario["reload"], "fastsafetensors",
-        weight_name_filter=None if only is None else lambda name: only in name)
+    def update(folder: str) -> tuple[bool, str]:
+        return updater.update_weights_from_disk(
+            folder, "fastsafetensors",
+            weight_name_filter=None if only is None else lambda name: only in name)
+
+    refusal = refused(scenario, update)
+    if scenario.get("breaks") == 0:  # the old weights are untouched
+        theirs = load(scenario, "safetensors", {})[1]
+        return compare(scenario, theirs, model, same_addresses=before == addresses(model),
+                       refusal=refusal)
+    done, message = update(scenario["reload"])
     assert done, message
-    other = load({**scenario, "folder": scenario["reload"]}, "safetensors", {})[1]
+    plain = scenario.get("plain", scenario["reload"])
+    other = load({**scenario, "folder": plain}, "safetensors", {})[1]
     untouched = load(scenario, "safetensors", {})[1]
     if only is not None:  # what the filter leaves out is what it was
         old = dict(untouched.named_parameters())
         for name, parameter in other.named_parameters():
             if only not in name:
                 parameter.data.copy_(old[name])
-    told = compare(scenario, other, model, same_addresses=before == addresses(model))
+    told = compare(scenario, other, model, same_addresses=before == addresses(model),
+                   refusal=refusal)
     if only is not None:
         told["bytes"] = sum(p.nbytes for n, p in model.named_parameters() if only in n)
     return told
@@ -64,7 +74,8 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     """Load both ways and compare."""
     if "reload" in scenario:
         return reload(scenario)
-    theirs = load(scenario, "safetensors", {})[1]
+    plain = scenario.get("plain", scenario["folder"])
+    theirs = load({**scenario, "folder": plain}, "safetensors", {})[1]
     return compare(scenario, theirs,
                    load(scenario, "fastsafetensors", scenario.get("extra", {}))[1])
 

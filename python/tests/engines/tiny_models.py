@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastsafetensors.torch import save_file
+from fastsafetensors.torch import load_file, save_file
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY, EXPERTS = 4, 128, 4, 2, 32, 256, 256, 8
 
@@ -113,3 +113,14 @@ def granite_moe(folder: Path, dtype: Any = torch.bfloat16, seed: int = 1) -> str
         logits_scaling=1.0, residual_multiplier=1.0, attention_multiplier=1.0,
     )
     return _save(folder, shapes, config, dtype, seed)
+
+
+def compressed(folder: Path, plain: str) -> str:
+    """The same model in compressed files."""
+    folder.mkdir()
+    for path in Path(plain).iterdir():
+        if path.suffix == ".safetensors":
+            save_file(load_file(path), folder / path.name, {"format": "pt"}, compress=True)
+        else:
+            (folder / path.name).write_bytes(path.read_bytes())
+    return str(folder)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that change while an engine takes weights of them, and what its ranks are told."""
+
+import logging
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fastsafetensors import SafetensorError  # noqa: E402
+from fastsafetensors._engine_weights import EngineOptions, iterate  # noqa: E402
+from fastsafetensors.torch import save_file  # noqa: E402
+
+LOGGER = logging.getLogger("test")
+COUNT, AT = 12, 4
+MODES = ["auto", "load", "map"]
+
+
+def write(path, value):
+    save_file({f"layers.{i}.w": torch.full((64, 512), value + i) for i in range(COUNT)}, path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    write(tmp_path / "m.safetensors", 0.0)
+    write(tmp_path / "new.safetensors", 1000.0)
+    return tmp_path / "m.safetensors"
+
+
+@pytest.fixture
+def second_of_two(monkeypatch):
+    """This process is rank 1 of 2."""
+    import torch.distributed as distributed
+
+    for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
+        monkeypatch.setattr(distributed, name, lambda value=value: value)
+
+
+def take(path, mode, change):
+    """Lower halves of all tensors; `change` happens before one of them is used."""
+    found = {}
+    options = EngineOptions(mode=mode, progress=False)
+    for number, (name, tensor) in enumerate(iterate([str(path)], options, LOGGER, device="cpu")):
+        if number == AT:
+            change()
+        found[name] = torch.empty(32, 512).copy_(tensor.narrow(0, 32, 32))
+    return found
+
+
+def replace(path):
+    os.replace(path.with_name("new.safetensors"), path)
+
+
+def remove(path):
+    path.unlink()
+
+
+def rewrite(path):
+    os.utime(path, (1, 1))  # a clock of a file system may stand still
+    with open(path, "r+b") as file:
+        file.write(path.with_name("new.safetensors").read_bytes())
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", [replace, remove])
+def test_a_file_that_is_replaced_is_taken_as_it_was(path, mode, change):
+    found = take(path, mode, lambda: change(path))
+    assert [float(found[f"layers.{i}.w"].unique()) for i in range(COUNT)] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", [rewrite, truncate])
+def test_a_file_that_is_written_to_is_an_error_of_this_rank(path, mode, change, second_of_two):
+    with pytest.raises(SafetensorError, match=r"m\.safetensors.*rank 1 of 2$"):
+        take(path, mode, lambda: change(path))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_can_not_be_read_is_named(path, mode, second_of_two):
+    options = EngineOptions(mode=mode, progress=False, plan="off")
+    weights = iterate([str(path)], options, LOGGER, device="cpu")
+    _, _, (name, tensor) = (next(weights) for _ in range(3))
+    truncate(path)
+    for _ in range(2):  # as often as it is asked for
+        with pytest.raises(SafetensorError, match=rf"`{name}`.*rank 1 of 2$") as caught:
+            tensor.sum()
+        assert str(caught.value).count("rank 1") == str(caught.value).count(f"`{name}`") == 1
+        assert caught.value.tensor == name
+
+
+def test_files_that_are_none_are_told_with_the_rank(path, second_of_two):
+    options = EngineOptions(progress=False)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(SafetensorError, match=r"m\.safetensors.*rank 1 of 2$"):
+        next(iterate([str(path)], options, LOGGER, device="cpu"))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"rank 1 of 2.*m\.safetensors"):
+        next(iterate([str(path)], options, LOGGER, device="cpu"))
