@@ -74,11 +74,10 @@ struct fst_writer {
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 
-    bool is_remote;       ///< the files are objects of a store
-    fsti_net_watch watch; ///< whether to go on waiting for it
-    atomic_bool is_ended; ///< the caller has said once that it is to end
-    remote_scene scene;   ///< of a set at a store
+    fsti_net_watch watch; ///< whether to go on waiting for a store
+    remote_scene scene;   ///< of a set there
     char tag[20];         ///< of files beside others' of their names: \"-\" and 16 digits; or \"\"
+    bool is_remote;       ///< the files are objects of a store
     bool is_shared;       ///< the files have hidden names that other processes know
     bool is_joined;       ///< to a file that is another process's
     bool is_adopted;      ///< the files were made by other processes, to be published by this one
@@ -93,6 +92,7 @@ struct fst_writer {
 
     atomic_int state; ///< writer_state
     atomic_bool is_cancelled;
+    atomic_bool is_ended; ///< the caller has said once that it is to end
 
     pthread_mutex_t stream_lock; ///< the stage that streamed bytes go through
     save_file *stream_file;      ///< whose stage that is
