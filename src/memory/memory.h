@@ -17,14 +17,21 @@
 /// A GPU that was opened (gpu/gpu.h); NULL stands for the processors. Never closed.
 typedef struct fsti_device fsti_device;
 
+/// What is done about the kind of pages of a buffer while they are made.
+typedef enum fsti_buffer_pages {
+    FSTI_PAGES_LEFT = 0, ///< nothing
+    FSTI_PAGES_UNCHOSEN, ///< who makes the first ones chooses
+    FSTI_PAGES_WATCHED,  ///< huge ones, measured as they are made
+} fsti_buffer_pages;
+
 /// Memory that tensors share by reference count. Safe from any thread.
 typedef struct fsti_buffer fsti_buffer;
 struct fsti_buffer {
     fsti_refcount refs;
     char *data;
     uint64_t size_bytes;
-    bool is_fresh;          ///< its pages are not there yet: populating them ahead pays
-    atomic_bool is_watched; ///< they are huge ones, and measured as they are made
+    bool is_fresh;    ///< its pages are not there yet: populating them ahead pays
+    atomic_int pages; ///< fsti_buffer_pages
     bool writable;
     void (*release)(fsti_buffer *buffer); ///< gives `data` back
     fst_allocator allocator;              ///< for release
@@ -49,8 +56,9 @@ void fsti_buffer_unref(fsti_buffer *buffer);
 /// the system counts them.
 void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes);
 
-/// Chooses the kind of pages of an arena that is_fresh.
-void fsti_buffer_choose_pages(fsti_buffer *buffer);
+/// Chooses the kind of pages of an arena that is_fresh: now, or, where it is not urgent, when
+/// the first ones are made ahead.
+void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent);
 /// Makes the pages of [data + begin, data + end) present; the rest of the buffer gets small ones
 /// where huge ones have become dear.
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);

@@ -55,7 +55,8 @@ static bool are_dear(char *data) {
 
 bool fsti_pages_choose(char *data, uint64_t size_bytes) {
     if (size_bytes < CHOSEN_BYTES_MIN) return false;
-    bool dear = are_dear(data);
+    // The end: what is on its way comes to the beginning first.
+    bool dear = are_dear(data + size_bytes - 3 * FSTI_HUGE_PAGE_BYTES);
     // Of one kind again, so that the system has one mapping to keep.
     madvise(data, size_bytes, dear ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
     return !dear;
@@ -74,12 +75,23 @@ bool fsti_pages_watch(char *from, char *end, char *memory_end) {
     return true;
 }
 
-void fsti_buffer_choose_pages(fsti_buffer *buffer) {
-    atomic_store(&buffer->is_watched, fsti_pages_choose(buffer->data, buffer->size_bytes));
+static void choose_now(fsti_buffer *buffer) {
+    bool huge = fsti_pages_choose(buffer->data, buffer->size_bytes);
+    atomic_store(&buffer->pages, huge ? FSTI_PAGES_WATCHED : FSTI_PAGES_LEFT);
+}
+
+void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent) {
+    if (is_urgent)
+        choose_now(buffer);
+    else
+        atomic_store(&buffer->pages, FSTI_PAGES_UNCHOSEN);
 }
 
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
-    bool is_watched = atomic_load(&buffer->is_watched);
+    int unchosen = FSTI_PAGES_UNCHOSEN;
+    if (atomic_compare_exchange_strong(&buffer->pages, &unchosen, FSTI_PAGES_LEFT))
+        choose_now(buffer);
+    bool is_watched = atomic_load(&buffer->pages) == FSTI_PAGES_WATCHED;
     uint64_t page = is_watched ? FSTI_HUGE_PAGE_BYTES : fsti_page_bytes();
     uint64_t from = fsti_align_down(begin, page);
     end = fsti_min(is_watched ? fsti_align_up(end, page) : end, buffer->size_bytes);
@@ -88,5 +100,5 @@ void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
         fsti_pages_populate(buffer->data + from, end - from);
     else if (!fsti_pages_watch(buffer->data + from, buffer->data + end,
                                buffer->data + buffer->size_bytes))
-        atomic_store(&buffer->is_watched, false);
+        atomic_store(&buffer->pages, FSTI_PAGES_LEFT);
 }

@@ -113,6 +113,14 @@ static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_b
     return status;
 }
 
+/// Whether the first bytes of a batch come from a server, which is to be asked at once.
+static bool is_far(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
+    const fsti_plan *plan = pipeline->job.plan;
+    if (batch->chunk_first == batch->chunk_end) return false;
+    uint32_t file = plan->extents[plan->chunks[batch->chunk_first].extent].file;
+    return fsti_file_is_object(pipeline->job.files[file]);
+}
+
 /// *placed: it was given a NUMA policy.
 static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                               fsti_buffer **out, bool *placed, fst_error *error) {
@@ -137,7 +145,7 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     // Pages that are there already stay where they are.
     if (!(*out)->is_fresh) return FST_OK;
     *placed = fsti_numa_place((*out)->data, (*out)->size_bytes, job->numa);
-    fsti_buffer_choose_pages(*out);
+    fsti_buffer_choose_pages(*out, !is_far(pipeline, batch));
     return FST_OK;
 }
 

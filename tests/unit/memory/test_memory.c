@@ -147,11 +147,11 @@ static uint64_t tell_cost_later(char *data, bool is_huge) {
     return is_huge ? 100000 : 1000000;
 }
 
-static void check_rest(unsigned count, const char *flag) {
+static void check_rest(unsigned count, const char *flag, bool is_urgent) {
     fsti_buffer *buffer = NULL;
     cheap_count = count, measured_count = 0;
     CHECK_INT(fsti_buffer_arena(64 << 20, &buffer, NULL), FST_OK);
-    fsti_buffer_choose_pages(buffer);
+    fsti_buffer_choose_pages(buffer, is_urgent);
     for (uint64_t at = 0; at < 64 << 20; at += 8 << 20)
         fsti_buffer_populate(buffer, at + 4096, at + (8 << 20)); // as chunks do, not page by page
     CHECK(fixture_mapping_has(buffer->data + (4 << 20), count == 0 ? "nh" : "hg"));
@@ -169,9 +169,11 @@ TEST(pages_that_become_dear)
     if (!has_huge) SKIP("the system has no huge pages");
     fsti_arena_keep_max(0);
     fsti_pages_fake(tell_cost_later);
-    check_rest(1000, "hg");
-    check_rest(10, "nh");
-    check_rest(0, "nh");
+    for (int is_urgent = 0; is_urgent < 2; is_urgent++) {
+        check_rest(1000, "hg", is_urgent != 0);
+        check_rest(10, "nh", is_urgent != 0);
+        check_rest(0, "nh", is_urgent != 0);
+    }
     fsti_pages_fake(NULL);
 }
 
