@@ -41,6 +41,11 @@ class ConvertedReads:
         self._stored: dict[str, Stored] = {}
         self._ahead: dict[str, ReadAhead] = {}
 
+    @property
+    def converts(self) -> bool:
+        """Whether something was converted."""
+        return bool(self._ahead)
+
     def promise(self, name: str) -> LazyTensor | None:
         """Return the tensor of that name, to be read; None where there is nothing to win."""
         with self._lock:

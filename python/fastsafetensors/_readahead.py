@@ -24,6 +24,10 @@ _TENSORS_SHIFT = 14
 # take turns: files are sorted by the size of their dtypes first, programs ask in order of names.
 _NEAR = 16
 _RUNS = 4
+# An eager program of a model on the CPU gets all of it by one load where the page cache has it: of
+# the model's tensors these many are looked for.
+_SAMPLES = 16
+_EVERYTHING = 1 << 62
 # A byte that nobody has taken counts as many times as one that somebody has.
 _WASTE_WEIGHT = 4
 
@@ -89,8 +93,9 @@ class ReadAhead:
             if self._closed or self._runs or not self._eager:
                 return
             self._list_names()
-            self._runs.append(_Run(-1))
-            self._open(self._runs[0], 0, _EAGER_LARGEST_BYTES)
+            if not self._open_cached():
+                self._runs.append(_Run(-1))
+                self._open(self._runs[0], 0, _EAGER_LARGEST_BYTES)
 
     def drop(self) -> None:
         """Let go of what is on its way: the program turned out to want little of it."""
@@ -134,6 +139,27 @@ class ReadAhead:
             self._open(run, window.end, min(2 * window.size_bytes, largest))
             return window
 
+    def _open_cached(self) -> bool:
+        """Begin with all of the model, once, where its tensors are views that the page cache has.
+
+        As far as some of them show: a wrong guess is a load of all for who takes all.
+        """
+        options = {"mode": "auto", "cache": "auto", "device": "cpu", **self._options}
+        are_views = options["mode"] != "load" and options["cache"] == "auto"
+        if not self._eager or self._runs or not are_views or options["device"] != "cpu":
+            return False
+        last = max(len(self._names) - 1, 0)
+        samples = sorted({last * at // (_SAMPLES - 1) for at in range(_SAMPLES)})
+        if not all(map(self._is_cached, samples)):
+            return False
+        self._runs.append(_Run(-1))
+        self._open(self._runs[0], 0, _EVERYTHING)
+        return True
+
+    def _is_cached(self, index: int) -> bool:
+        end = self._model.nbytes(index)
+        return not end or self._model.view_range(index, 0, end) is not None
+
     def _list_names(self) -> None:
         if not self._names:
             self._names = self._model.names()
@@ -141,7 +167,7 @@ class ReadAhead:
 
     def _begin(self, index: int) -> _Window | None:
         """Open the first window of a run that has come to a tensor; None where there is none."""
-        run = self._continue_run(index)
+        run = None if self._open_cached() else self._continue_run(index)
         if run is not None:
             self._open(run, index, _EAGER_FIRST_BYTES if self._eager else _TRUST_BYTES)
         window = self._windows.pop(index, None)
@@ -181,7 +207,7 @@ class ReadAhead:
 
     def _open(self, run: _Run, first: int, size_bytes: int) -> None:
         """Begin to load tensors from `first` on, up to one that was asked for or is on its way."""
-        room = min(size_bytes, self._room())
+        room = size_bytes if size_bytes == _EVERYTHING else min(size_bytes, self._room())
         end, total, last = first, 0, first + max(size_bytes >> _TENSORS_SHIFT, 1)
         while end < min(last, len(self._names)):
             nbytes = self._model.nbytes(end)
@@ -193,7 +219,10 @@ class ReadAhead:
         if end == first:
             return
         names = self._names[first:end]
-        loader = open_load(self._model, names, threads=self._threads, **self._options)
+        options = dict(self._options)
+        if size_bytes == _EVERYTHING:
+            options["populate"] = True  # its pages, by threads, while the program does other things
+        loader = open_load(self._model, names, threads=self._threads, **options)
         run.window = _Window(loader, first, end, size_bytes, run.window)
         self._windows.update(dict.fromkeys(range(first, end), run.window))
         self._opened_bytes += total

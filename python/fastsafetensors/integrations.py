@@ -43,6 +43,9 @@ _TARGETS = {
     "safetensors.torch": ("load_file", "load", "load_model"),
 }
 
+# Promises that all became what is stored: a promise costs time, the others are read at once.
+_KEPT_PROMISES = 8
+
 # Slices that a program collects without reading one: it is about to read them all.
 _COLLECTED_SLICES = 8
 
@@ -115,8 +118,10 @@ class _GuardedReads:
         self._reads = reads
         self.device = reads.device
         self._original = original
+        self.kept: dict[str, int] = {}  # promises that became what is stored, by its dtype
 
     def read(self, stored: Any, bounds: Any, to_copy: bool = False) -> Any:
+        self.kept[stored.format_dtype] = self.kept.get(stored.format_dtype, 0) + 1
         part = tuple(map(slice, *bounds))
         return _try(lambda: self._reads.read(stored, bounds),
                     lambda: (self._original(stored.name)[part], None, False))
@@ -130,7 +135,7 @@ class _Slice:
     """A slice of an accelerated file."""
 
     def __init__(
-        self, ours: TensorSlice, original: Callable[[], Any], promise: Callable[[], Any]
+        self, ours: TensorSlice, original: Callable[[], Any], promise: Callable[[str], Any]
     ) -> None:
         self._ours = ours
         self._original = original
@@ -147,7 +152,7 @@ class _Slice:
     def __getitem__(self, key: Any) -> Any:
         """Read a part; all of it when transformers says what is to become of it."""
         if key is Ellipsis and _is_called_by_transformers():
-            promise = self._promise()
+            promise = self._promise(self._ours.get_dtype())
             if promise is not None:
                 return promise
         return _try(lambda: self._ours[key], lambda: self._original()[key])
@@ -162,6 +167,7 @@ class _File:
         self._fallback: Any = None
         self._closed = False
         self._reads: Any = None
+        self._guarded: Any = None
         self._slice_count = 0
         self._lock = threading.Lock()
 
@@ -198,11 +204,11 @@ class _File:
             self._expect_all()
         return _try(
             lambda: _Slice(self._ours.get_slice(name), lambda: self._original().get_slice(name),
-                           lambda: self._promise(name)),
+                           lambda dtype: self._promise(name, dtype)),
             lambda: self._original().get_slice(name),
         )
 
-    def _promise(self, name: str) -> Any:
+    def _promise(self, name: str, dtype: str) -> Any:
         """Return the tensor as a promise, of torch and the CPU; else None."""
         plain = self._ours._is_torch and self._ours._device == "cpu"
         if not _state.converts or not plain or self._closed:
@@ -212,9 +218,13 @@ class _File:
         with self._lock:
             if self._reads is None:
                 def guard(reads: ConvertedReads) -> Any:
-                    return _GuardedReads(reads, lambda name: self._original().get_slice(name))
+                    self._guarded = _GuardedReads(
+                        reads, lambda name: self._original().get_slice(name))
+                    return self._guarded
 
                 self._reads = ConvertedReads(self._ours, _state.threads, guard)
+        if not self._reads.converts and self._guarded.kept.get(dtype, 0) >= _KEPT_PROMISES:
+            return None
         return self._reads.promise(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -330,7 +340,8 @@ def _find_places() -> None:
     # Imports of other threads may change the table meanwhile.
     new = set(list(sys.modules)) - _state.scanned
     _state.scanned |= new
-    for module_name in new:
+    beginnings = {name[:4] for name in LIBRARIES}  # of thousands of names nearly none has one
+    for module_name in [name for name in new if name[:4] in beginnings]:
         module = sys.modules.get(module_name)
         if isinstance(module, ModuleType) and module_name.partition(".")[0] in LIBRARIES:
             # The module's own table: lazy modules make attributes on access. Nearly none has any.
@@ -457,3 +468,8 @@ def accelerate_from_pretrained(
             not installed.
     """
     return Acceleration(threads, mode, converts)
+
+
+if "torch" in sys.modules:  # what the first read needs, before somebody waits for it
+    with contextlib.suppress(ImportError):
+        from . import _converted_reads, _torch_tensors  # noqa: F401

@@ -75,6 +75,25 @@ def test_what_comes_is_what_torch_would_make_of_it(path, library, loads, wanted)
         assert LazyTensor in scope["seen"]
 
 
+def test_promises_end_where_nothing_is_converted(path, library):
+    """They cost time: behind some that became what is stored, tensors are read at once."""
+    file, tensors = path
+    scope = library("transformers.core_model_loading")
+    with accelerate_from_pretrained(), safetensors.safe_open(file, "pt") as f:
+        for name in list(tensors)[:40]:
+            scope["materialize"](f.get_slice(name), "cpu", torch.bfloat16)
+        assert scope["seen"].count(LazyTensor) == 8
+        # Another dtype is torch's work then, and right all the same.
+        found = scope["materialize"](f.get_slice("w03"), "cpu", torch.float32)
+        assert torch.equal(found, tensors["w03"].float())
+    with accelerate_from_pretrained(), safetensors.safe_open(file, "pt") as f:
+        scope["seen"].clear()
+        for at, name in enumerate(list(tensors)[:40]):
+            scope["materialize"](f.get_slice(name), "cpu",
+                                 torch.float32 if at == 3 else torch.bfloat16)
+        assert scope["seen"].count(LazyTensor) == 40  # somebody wants conversions
+
+
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 def test_what_was_begun_in_another_dtype_is_let_go(path, library, loads, wanted):
     """Reading begins when slices have been collected; the first tensor tells the dtype of all."""

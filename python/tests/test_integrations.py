@@ -309,8 +309,9 @@ def test_reading_ahead_by_many_threads(model, torch):
 class CountingModel:
     """Stands in for a model of 100 tensors of 1 MiB; notes what is loaded."""
 
-    def __init__(self):
+    def __init__(self, cached=range(0)):
         self.loads = []
+        self.cached = cached  # tensors that the page cache has
 
     def names(self):
         return [str(i) for i in range(100)]
@@ -318,7 +319,12 @@ class CountingModel:
     def nbytes(self, index):
         return 1 << 20
 
-    def load(self, names, mode, threads):
+    def view_range(self, index, begin, end):
+        assert (begin, end) == (0, 1 << 20)
+        return object() if index in self.cached else None
+
+    def load(self, names, mode, threads, populate=False):
+        assert populate == (len(self.cached) == 100)
         self.loads.append((int(names[0]), len(names)))
         return types.SimpleNamespace(close=lambda: None)
 
@@ -330,6 +336,27 @@ def test_all_of_it_is_read_once():
     ahead = ReadAhead(model, {"mode": "auto"}, eager=True)
     assert all(ahead.take(i) is not None for i in range(100))
     assert model.loads == [(0, 64), (64, 36)]
+
+
+@pytest.mark.parametrize("cached, options, loads", [
+    (range(100), {"mode": "auto"}, [(0, 100)]),
+    (range(100), {"mode": "map"}, [(0, 100)]),
+    (range(99), {"mode": "auto"}, [(0, 64), (64, 36)]),
+    (range(1, 100), {"mode": "auto"}, [(0, 64), (64, 36)]),
+])
+@pytest.mark.parametrize("begins", [False, True])
+def test_views_of_what_is_cached_are_one_load(cached, options, loads, begins):
+    from fastsafetensors._readahead import ReadAhead
+
+    model = CountingModel(cached)
+    ahead = ReadAhead(model, options, eager=True)
+    if begins:
+        ahead.begin()
+    # In order of names, as programs ask: not the file's.
+    order = range(100) if len(loads) > 1 else sorted(range(100), key=str, reverse=True)
+    assert all(ahead.take(i) is not None for i in order)
+    expected = loads if not begins or len(loads) == 1 else [(0, 100)]
+    assert sum(count for _, count in model.loads) == 100 and model.loads == expected
 
 
 def test_who_collects_slices_is_read_ahead_of(tmp_path, torch):
