@@ -12,6 +12,8 @@ void fsti_alloc_fail_after(long countdown) { atomic_store(&fail_countdown, count
 
 long fsti_alloc_live(void) { return atomic_load(&live_blocks); }
 
+void fsti_alloc_count(long blocks) { atomic_fetch_add(&live_blocks, blocks); }
+
 bool fsti_alloc_fails(void) {
     // Negative, the normal case, costs one relaxed load; it stays at 0 once it is there.
     if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) < 0) return false;

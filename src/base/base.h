@@ -84,6 +84,16 @@ void fsti_alloc_fail_after(long countdown);
 bool fsti_alloc_fails(void);
 /// Blocks allocated and not yet freed.
 long fsti_alloc_live(void);
+/// Counts blocks that do not come from malloc, and the end of them (-1).
+void fsti_alloc_count(long blocks);
+
+/// Memory for credentials, zeroed: pages of their own, which core dumps leave out. NULL without
+/// memory. (secret.c)
+void *fsti_secret_alloc(size_t size_bytes);
+/// Wipes it first. NULL is allowed.
+void fsti_secret_free(void *block, size_t size_bytes);
+/// fsti_free() of a text that may have credentials in it: wiped first. NULL is allowed.
+void fsti_secret_text_free(char *text);
 
 /// Makes room for one more element of `element_bytes` in a growing array, at most `limit`.
 bool fsti_array_reserve(void **array, size_t *capacity, size_t count, size_t element_bytes,

@@ -259,19 +259,30 @@ net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now
     if (attempt->easy != NULL && make_headers(curl, attempt, url)) {
         set_options(curl, attempt, url);
         set_body(curl, attempt);
-        fsti_free(url);
+        fsti_secret_text_free(url);
         return attempt;
     }
-    fsti_free(url);
+    fsti_secret_text_free(url);
     fsti_attempt_free(attempt);
     return NULL;
+}
+
+/// Lines of a head are texts that libcurl has copied; a struct curl_slist is open to all.
+static void free_headers(const curl_library *curl, curl_list *list) {
+    typedef struct line {
+        char *text;
+        struct line *next;
+    } line;
+    for (const line *each = list; each != NULL; each = each->next)
+        explicit_bzero(each->text, strlen(each->text));
+    curl->curl_slist_free_all(list);
 }
 
 void fsti_attempt_free(net_attempt *attempt) {
     const curl_library *curl;
     if (attempt == NULL || fsti_curl_open(&curl, NULL) != FST_OK) return;
     if (attempt->easy != NULL) curl->curl_easy_cleanup(attempt->easy);
-    curl->curl_slist_free_all(attempt->headers);
+    free_headers(curl, attempt->headers);
     fsti_free(attempt->text);
     fsti_free(attempt);
 }

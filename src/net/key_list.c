@@ -48,7 +48,7 @@ static fst_status read_page(net_store *store, const char *url, folder_visit *fol
                            .text_bytes_max = PAGE_BYTES_MAX,
                            .watch = folder->watch};
     fsti_request_run(&request);
-    fsti_free(address);
+    fsti_secret_text_free(address);
     *is_elsewhere = request.status != FST_OK && fsti_store_move(store, request.answer.region);
     const char *why = NULL;
     if (request.status == FST_OK && request.text == NULL) why = "the answer is no listing";

@@ -54,8 +54,7 @@ static fst_status fetch(const lease_source *source, net_keys *out, fst_error *er
 void fsti_lease_unref(net_lease *lease) {
     if (lease == NULL || !fsti_refcount_unref(&lease->refs)) return;
     pthread_mutex_destroy(&lease->lock);
-    explicit_bzero(lease, sizeof *lease);
-    fsti_free(lease);
+    fsti_secret_free(lease, sizeof *lease);
 }
 
 // ---- the table ----
@@ -112,7 +111,7 @@ fst_status fsti_lease_get(const lease_source *source, net_lease **out, fst_error
     fsti_fork_lock(&table_lock);
     *out = find_good(source);
     if (*out != NULL) return FST_OK;
-    net_lease *lease = fsti_alloc_zeroed(1, sizeof *lease);
+    net_lease *lease = fsti_secret_alloc(sizeof *lease);
     if (lease == NULL) return fsti_error_memory(error, sizeof *lease);
     fsti_refcount_init(&lease->refs);
     pthread_mutex_init(&lease->lock, NULL);
@@ -134,7 +133,7 @@ fst_status fsti_lease_get(const lease_source *source, net_lease **out, fst_error
 static void *renew(void *context) {
     net_lease *lease = context;
     fst_error error = {0};
-    net_keys *keys = fsti_alloc(sizeof *keys);
+    net_keys *keys = fsti_secret_alloc(sizeof *keys);
     fst_status status = keys == NULL ? FST_E_NO_MEMORY : fetch(&lease->source, keys, &error);
     if (status != FST_OK) fsti_log(FST_LOG_WARNING, "credentials not renewed: %s", error.message);
     pthread_mutex_lock(&lease->lock);
@@ -146,8 +145,7 @@ static void *renew(void *context) {
     }
     lease->renewer = 0;
     pthread_mutex_unlock(&lease->lock);
-    if (keys != NULL) explicit_bzero(keys, sizeof *keys);
-    fsti_free(keys);
+    fsti_secret_free(keys, sizeof *keys);
     fsti_lease_unref(lease);
     return NULL;
 }

@@ -131,7 +131,7 @@ static fst_status ask_first(fsti_object *object, const net_pin *known, bool may_
 
 /// The same where the bucket is, as the store has said: once.
 static fst_status ask_elsewhere(fsti_object *object, const net_pin *known, fst_error *error) {
-    fsti_free(object->url);
+    fsti_secret_text_free(object->url);
     object->url = NULL;
     FST_TRY(fsti_store_address(object->store, object->given, &object->url, error));
     return ask_first(object, known, false, error);
@@ -254,10 +254,10 @@ void fsti_object_unref(fsti_object *object) {
     if (object == NULL || !fsti_refcount_unref(&object->refs)) return;
     pthread_mutex_destroy(&object->lock);
     fsti_store_unref(object->store);
-    fsti_free(object->url);
+    fsti_secret_text_free(object->url);
     fsti_free(object->name);
-    fsti_free(object->given);
-    fsti_free(object->target);
+    fsti_secret_text_free(object->given);
+    fsti_secret_text_free(object->target);
     fsti_free(object->first);
     fsti_free(object);
 }
@@ -297,7 +297,7 @@ char *fsti_object_target(fsti_object *object, bool *redirected) {
 void fsti_object_redirect(fsti_object *object, const char *url) {
     char *copy = url == NULL ? NULL : fsti_string_copy(url, strlen(url));
     pthread_mutex_lock(&object->lock);
-    fsti_free(object->target);
+    fsti_secret_text_free(object->target);
     object->target = copy; // without memory it is found again
     atomic_store(&object->redirects, true);
     pthread_mutex_unlock(&object->lock);

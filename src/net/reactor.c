@@ -112,7 +112,7 @@ static void end_request(net_reactor *reactor, net_request *request) {
     for (int i = 0; i < ATTEMPT_COUNT; i++)
         if (request->attempts[i] != NULL) drop_attempt(reactor, request->attempts[i]);
     unlink_running(reactor, request);
-    fsti_free(request->target);
+    fsti_secret_text_free(request->target);
     request->target = NULL;
     request->done(request);
 }

@@ -40,7 +40,7 @@ static bool is_echo(const net_request *request, const char *text) {
                  (request->target != NULL && fsti_url_knows(request->target, text)) ||
                  (target != NULL && fsti_url_knows(target, text)) ||
                  (store != NULL && fsti_store_knows(store, text));
-    fsti_free(target);
+    fsti_secret_text_free(target);
     return knows;
 }
 
@@ -167,7 +167,7 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
     if (from == NULL && request->object != NULL)
         from = fsti_object_target(request->object, &was_redirected);
     const char *why = check_redirect(from == NULL ? request->url : from, to, &target);
-    if (from != request->target) fsti_free(from);
+    if (from != request->target) fsti_secret_text_free(from);
     if (why == NULL && request->stays) why = "the server sends elsewhere, which it may not";
     // Another host would get the model, and no signature with it.
     if (why == NULL && is_change(request) && !fsti_url_host_is(request->url, to))
@@ -180,7 +180,7 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
         request->status = fsti_error_memory(&request->error, strlen(to));
         return REQUEST_DONE;
     }
-    fsti_free(request->target);
+    fsti_secret_text_free(request->target);
     request->target = copy;
     request->wake_ns = 0;
     return REQUEST_AGAIN;

@@ -63,7 +63,7 @@ static fst_status try_once(net_store *store, const small_request *small, net_req
                              .text_bytes_max = fsti_max(ANSWER_BYTES_MAX, small->text_bytes_max),
                              .watch = small->watch};
     fsti_request_run(request);
-    fsti_free(address);
+    fsti_secret_text_free(address);
     bool is_wanted = small->text_bytes_max > 0 && request->status == FST_OK;
     if (!is_wanted) {
         fsti_free(request->text);

@@ -11,7 +11,7 @@
 #include "store.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static net_options options;
+static net_options *options; ///< NULL: nothing was said
 static char ca_file[512];
 static const net_limits defaults = {.connect_ms = 5000,
                                     .first_byte_ms = 10000,
@@ -50,13 +50,13 @@ net_limits fsti_net_limits(void) {
 
 void fsti_net_options(net_options *out) {
     pthread_mutex_lock(&lock);
-    *out = options;
+    *out = options != NULL ? *options : (net_options){.anonymous = false};
     pthread_mutex_unlock(&lock);
 }
 
 bool fsti_net_must_be_new(void) {
     pthread_mutex_lock(&lock);
-    bool must_be_new = options.no_overwrite;
+    bool must_be_new = options != NULL && options->no_overwrite;
     pthread_mutex_unlock(&lock);
     return must_be_new;
 }
@@ -68,7 +68,7 @@ void fsti_net_find_ca_file(void) {
         found = fsti_net_environment(variables[i]);
     if (found == NULL) found = fsti_curl_ca_file();
     pthread_mutex_lock(&lock);
-    if (options.ca_file[0] != '\0') found = options.ca_file;
+    if (options != NULL && options->ca_file[0] != '\0') found = options->ca_file;
     snprintf(ca_file, sizeof ca_file, "%s", found == NULL ? "" : found);
     pthread_mutex_unlock(&lock);
 }
@@ -96,9 +96,10 @@ static void set_limits(const fst_remote_options *wanted) {
 
 bool fsti_net_is_offline(void) { return fsti_net_limits().is_offline; }
 
-fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error) {
-    static net_options made; // too large for a stack; guarded by the lock
-    net_store *store = &made.store;
+/// Copies what the caller has said; `made` is all zeros. *is_any: that is something.
+static fst_status copy_options(const fst_remote_options *wanted, net_options *made, bool *is_any,
+                               fst_error *error) {
+    net_store *store = &made->store;
     const struct {
         const char *name, *text;
         char *field;
@@ -113,31 +114,42 @@ fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error
         {"sas_token", wanted->sas_token, store->sas_token, sizeof store->sas_token},
         {"account_key", wanted->account_key, store->account_key, sizeof store->account_key},
         {"account", wanted->account, store->account, sizeof store->account},
-        {"ca_file", wanted->ca_file, made.ca_file, sizeof made.ca_file},
+        {"ca_file", wanted->ca_file, made->ca_file, sizeof made->ca_file},
     };
-    fst_status status = FST_OK;
-    fsti_fork_lock(&lock);
-    pthread_mutex_lock(&lock);
-    memset(&made, 0, sizeof made);
-    for (size_t i = 0; i < sizeof texts / sizeof *texts && status == FST_OK; i++) {
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const char *text = texts[i].text == NULL ? "" : texts[i].text;
         if (!fsti_net_setting(texts[i].field, texts[i].size, text))
-            status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                    "%s is too long, or has a line break or control byte",
-                                    texts[i].name);
+            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                                  "%s is too long, or has a line break or control byte",
+                                  texts[i].name);
     }
-    if (status == FST_OK) status = fsti_store_check(store, error);
-    if (status == FST_OK && (wanted->access_key == NULL) != (wanted->secret_key == NULL))
-        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                "access_key and secret_key go together");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) *is_any |= texts[i].field[0] != '\0';
+    FST_TRY(fsti_store_check(store, error));
+    if ((wanted->access_key == NULL) != (wanted->secret_key == NULL))
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+                              "access_key and secret_key go together");
+    store->style = wanted->bucket_style;
+    made->anonymous = wanted->anonymous != 0;
+    made->no_overwrite = wanted->no_overwrite != 0;
+    *is_any |= made->anonymous || made->no_overwrite || store->style != FST_BUCKET_STYLE_AUTO;
+    return FST_OK;
+}
+
+fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error) {
+    bool is_any = false; // of nothing no memory is kept
+    net_options *made = fsti_secret_alloc(sizeof *made);
+    if (made == NULL) return fsti_error_memory(error, sizeof *made);
+    fst_status status = copy_options(wanted, made, &is_any, error);
     if (status == FST_OK) {
-        store->style = wanted->bucket_style;
-        made.anonymous = wanted->anonymous != 0;
-        made.no_overwrite = wanted->no_overwrite != 0;
-        options = made;
+        fsti_fork_lock(&lock);
+        pthread_mutex_lock(&lock);
+        net_options *old = options;
+        options = is_any ? made : NULL;
+        if (is_any) made = NULL;
         set_limits(wanted);
+        pthread_mutex_unlock(&lock);
+        fsti_secret_free(old, sizeof *old);
     }
-    explicit_bzero(&made, sizeof made);
-    pthread_mutex_unlock(&lock);
+    fsti_secret_free(made, sizeof *made);
     return status;
 }

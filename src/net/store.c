@@ -34,8 +34,7 @@ net_store *fsti_store_ref(net_store *store) {
 void fsti_store_unref(net_store *store) {
     if (store == NULL || !fsti_refcount_unref(&store->refs)) return;
     fsti_lease_unref(store->lease);
-    explicit_bzero(store, sizeof *store);
-    fsti_free(store);
+    fsti_secret_free(store, sizeof *store);
 }
 
 /// A setting that nobody gave as an argument, from the first variable that is set.
@@ -199,11 +198,11 @@ fst_status fsti_store_open(const char *url, const fsti_net_watch *watch, net_sto
         if (fsti_url_part_is(parsed.scheme, schemes[i].scheme)) kind = schemes[i].kind;
     if (why == NULL && kind != NET_STORE_WEB) why = check_name(&parsed, kind);
     if (why != NULL) return refuse(url, why, error);
-    net_options *options = fsti_alloc(sizeof *options);
-    net_store *store = fsti_alloc(sizeof *store);
+    net_options *options = fsti_secret_alloc(sizeof *options);
+    net_store *store = fsti_secret_alloc(sizeof *store);
     if (options == NULL || store == NULL) {
-        fsti_free(options);
-        fsti_free(store);
+        fsti_secret_free(options, sizeof *options);
+        fsti_secret_free(store, sizeof *store);
         return fsti_error_memory(error, sizeof *options);
     }
     fsti_net_find_ca_file();
@@ -215,8 +214,7 @@ fst_status fsti_store_open(const char *url, const fsti_net_watch *watch, net_sto
     fsti_lend_watch(watch);
     fst_status status = find_settings(store, name, options->anonymous, error);
     fsti_lend_watch(NULL);
-    explicit_bzero(options, sizeof *options);
-    fsti_free(options);
+    fsti_secret_free(options, sizeof *options);
     if (status == FST_OK)
         *out = store;
     else

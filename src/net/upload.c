@@ -127,7 +127,7 @@ static fst_status make_upload(const char *url, uint64_t size_bytes, const fsti_n
 
 /// Goes to where the bucket is.
 static fst_status move_upload(fsti_upload *upload, fst_error *error) {
-    fsti_free(upload->url);
+    fsti_secret_text_free(upload->url);
     upload->url = NULL;
     FST_TRY(fsti_store_address(upload->store, upload->given, &upload->url, error));
     upload->place.url = upload->url;
@@ -194,7 +194,7 @@ static void finish_part(net_request *request) {
     fsti_upload *upload = slot->upload;
     pthread_mutex_lock(&upload->lock);
     fsti_free(request->text);
-    fsti_free(slot->url);
+    fsti_secret_text_free(slot->url);
     slot->url = NULL;
     fsti_net_count(&upload->counts, &request->counts);
     fst_error error = request->error;
@@ -526,12 +526,12 @@ void fsti_upload_close(fsti_upload *upload) {
     }
     for (uint32_t i = 0; i < SLOT_COUNT_MAX; i++) {
         fsti_free(upload->slots[i].memory);
-        fsti_free(upload->slots[i].url);
+        fsti_secret_text_free(upload->slots[i].url);
     }
     fsti_store_unref(upload->store);
     fsti_free(upload->place.marks);
-    fsti_free(upload->url);
+    fsti_secret_text_free(upload->url);
     fsti_free(upload->name);
-    fsti_free(upload->given);
+    fsti_secret_text_free(upload->given);
     fsti_free(upload);
 }

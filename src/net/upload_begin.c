@@ -24,9 +24,9 @@ static void free_beginning(beginning *begun) {
     if (begun == NULL) return;
     fsti_free(begun->request.text);
     fsti_store_unref(begun->store);
-    fsti_free(begun->url);
+    fsti_secret_text_free(begun->url);
     fsti_free(begun->name);
-    fsti_free(begun->asked);
+    fsti_secret_text_free(begun->asked);
     pthread_mutex_destroy(&begun->lock);
     pthread_cond_destroy(&begun->changed);
     fsti_free(begun);
@@ -47,7 +47,7 @@ static void take_back(beginning *begun) {
     char number[UPLOAD_ID_BYTES], query[UPLOAD_ID_BYTES + 16];
     net_request *request = &begun->request;
     bool is_begun = read_number(request, number, sizeof number);
-    fsti_free(begun->asked);
+    fsti_secret_text_free(begun->asked);
     begun->asked = NULL;
     snprintf(query, sizeof query, "uploadId=%s", is_begun ? number : "");
     if (is_begun) begun->asked = fsti_upload_query(begun->url, query);

@@ -85,7 +85,7 @@ static fst_status ask(upload_place *place, const small_call *call, net_request *
     fsti_request_run(request);
     if (request->status == FST_E_CANCELLED) atomic_store(&place->is_cancelled, true);
     fsti_net_count(&place->counts, &request->counts);
-    fsti_free(url);
+    fsti_secret_text_free(url);
     if (request->status != FST_OK && error != NULL) *error = request->error;
     return request->status;
 }
