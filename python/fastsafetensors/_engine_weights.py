@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from ._core import error_class
 from ._errors import add_place
@@ -74,13 +75,14 @@ def _check(name: str, value: Any) -> Any:
         good = value in _CHOICES[name]
         expected = "one of " + ", ".join(_CHOICES[name])
     elif name == "threads":
-        good, expected = type(value) is int and value >= 0, "a number of threads"
+        good, expected = type(value) is int and 0 <= value < 1 << 31, "a number of threads"
     elif name == "progress":
         good, expected = type(value) is bool, "true or false"
     elif name == "verify":
         good, expected = value is None or type(value) in (bool, str), "true, false or a path"
+        good = good and value != ""
     else:
-        good, expected = value is None or type(value) is str, "a path"
+        good, expected = value is None or (type(value) is str and value != ""), "a path"
     if not good:
         raise ValueError(f"{name}: {expected} is expected, not {value!r}")
     return value
@@ -180,6 +182,12 @@ def iterate(
 def begun(weights: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Open the files now: what is wrong with them is told before a reload touches the model."""
     return itertools.chain(list(itertools.islice(weights, 1)), weights)
+
+
+def check_begins(weights: Iterator[tuple[str, Any]]) -> None:
+    """Open the files and close them: of a source whose weights come later in a reload."""
+    with contextlib.closing(cast("Generator[Any]", weights)):
+        next(weights, None)
 
 
 class _Bar:

@@ -254,9 +254,24 @@ def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
             return NotImplemented
         if part.untyped_storage()._cdata != twin.untyped_storage()._cdata:
             return NotImplemented  # it takes a copy
-        offset = int(part.storage_offset())
-        made.append(_another(own, View(tuple(part.size()), part.stride(), offset)))
+        view = View(tuple(part.size()), part.stride(), int(part.storage_offset()))
+        _check_inside(own._stored, view)
+        made.append(_another(own, view))
     return type(result)(made) if is_many else made[0]
+
+
+def _check_inside(stored: Stored, view: View) -> None:
+    """Refuse what goes beyond the tensor, as torch does where there is memory (not on meta)."""
+    count = 1
+    for size in stored.shape:
+        count *= size
+    end = 1 + view.offset + sum((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True))
+    if 0 not in view.sizes and end > count:
+        raise RuntimeError(
+            f"setStorage: sizes {list(view.sizes)}, strides {list(view.strides)}, storage offset "
+            f"{view.offset}, and itemsize {stored.element_bytes} requiring a storage size of "
+            f"{end * stored.element_bytes} are out of bounds for storage of size "
+            f"{count * stored.element_bytes}")
 
 
 def _by_arithmetic(find: Callable[..., View | None]) -> _Handler:

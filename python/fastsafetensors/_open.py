@@ -38,8 +38,11 @@ _BACKENDS = {"mmap": "auto", "pread": "load"}
 def check_device(device: Any) -> Any:
     """Return a device as torch takes it; an error of the reference's for what is none.
 
-    Only the form is looked at: whether there is such a device shows when it is used.
+    None is the CPU. Only the form is looked at: whether there is such a device shows when it is
+    used.
     """
+    if device is None:
+        return "cpu"
     if isinstance(device, int) and not isinstance(device, bool):
         return device if device >= 0 else refuse(f"device {device} is invalid")
     text = str(device)

@@ -46,7 +46,14 @@ def _make_loaders() -> dict[str, type]:
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader
 
-    from ._engine_weights import EngineOptions, begun, expectation, iterate, split_options
+    from ._engine_weights import (
+        EngineOptions,
+        begun,
+        check_begins,
+        expectation,
+        iterate,
+        split_options,
+    )
 
     logger = init_logger("vllm.fastsafetensors")
 
@@ -70,6 +77,8 @@ def _make_loaders() -> dict[str, type]:
         def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
             """Iterate over the weights; layers of other pipeline stages are not expected."""
             self._expects = expectation(model)
+            for source in getattr(model, "secondary_weights", ()):
+                check_begins(self._get_weights_iterator(source))
             return begun(super().get_all_weights(model_config, model))
 
         def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:

@@ -41,7 +41,7 @@ def test_sizes(text, size):
     {"treads": 1}, {"threads": -1}, {"threads": True}, {"threads": "2"}, {"memory_limit": "much"},
     {"memory_limit": -1}, {"memory_limit": 1.5}, {"memory_limit": "9" * 400 + "GiB"},
     {"mode": "fast"}, {"plan": True}, {"gds": "on"}, {"verify": 3}, {"public_key": 3},
-    {"progress": "no"}, {"mode": []},
+    {"progress": "no"}, {"mode": []}, {"threads": 1 << 31}, {"verify": ""}, {"public_key": ""},
 ], ids=str)
 def test_bad_options_are_named(given):
     with pytest.raises(ValueError, match=next(iter(given))):

@@ -181,6 +181,8 @@ def test_vllm_with_other_files(around, models, tmp_path):
         {"name": "compressed reload", "folder": llama, "tp": 2, "reload": packed,
          "plain": models["llama2"]},
         {"name": "cut off", "folder": llama, "tp": 2, "reload": models["llama2"], "breaks": 0},
+        {"name": "second source cut off", "folder": llama, "tp": 2, "reload": models["llama2"],
+         "breaks": 0, "second": True},
         {"name": "cut off meanwhile", "folder": llama, "tp": 2, "reload": models["llama2"],
          "breaks": 9},
     ]
@@ -208,6 +210,8 @@ def test_sglang(around, models, tmp_path, widths):
              "reload": models["packed"], "plain": models["llama2"]},
             {"name": "cut off", "folder": models["llama"], **widths, "breaks": 0,
              "reload": models["llama2"]},
+            {"name": "second source cut off", "folder": models["llama"], **widths, "breaks": 0,
+             "second": True, "reload": models["llama2"]},
             {"name": "cut off meanwhile", "folder": models["llama"], **widths, "breaks": 9,
              "reload": models["llama2"]},
             {"name": "reload by name", "folder": models["llama"], **widths, "only": "layernorm",

@@ -171,6 +171,8 @@ def test_a_use_is_what_it_is_of_a_plain_tensor(path: Path, use: str) -> None:
     lambda t: t.narrow(2, 0, 1), lambda t: t.view(5, 5), lambda t: t.view(-1, -1),
     lambda t: t[1, 1, 1], lambda t: t[::-1], lambda t: t.transpose(0, 2), lambda t: t.t().view(-1),
     lambda t: t.chunk(0), lambda t: t.permute(0, 0), lambda t: t.expand(3, 8),
+    lambda t: t.as_strided((2, 3), (60, 1), 34), lambda t: t.as_strided((3,), (1,), 10**7),
+    lambda t: t[3:5].as_strided((97,), (1,)), lambda t: t.as_strided((2,), (-1,), 9),
     lambda t: torch.zeros(3).copy_(t), lambda t: t.item(), lambda t: t.numpy(1, 2, 3, 4),
 ])
 def test_what_torch_refuses_is_refused_in_its_words(path: Path, act: Callable[[Any], Any]) -> None:

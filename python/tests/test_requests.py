@@ -89,6 +89,14 @@ def test_the_meta_device(dtype, path, model, torch):
     assert set(load_file(path, device="meta", names=["a"])) == {"a"}
 
 
+def test_no_device_is_the_processors(path, model, torch):
+    """As the reference takes it."""
+    with safe_open(path, "pt", device=None) as f:
+        assert f.get_tensor("a").device.type == "cpu"
+    loaded = load_file(path, device=None)
+    assert torch.equal(loaded["a"], load_file(path)["a"]) and loaded["a"].device.type == "cpu"
+
+
 def test_headers(path, sharded):
     header = read_header(path)
     assert isinstance(header, Header) and header.metadata == {str(path): {"k": "v"}}

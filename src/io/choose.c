@@ -14,20 +14,29 @@ const fsti_io_engine *fsti_io_engine_get(fst_engine engine) {
     return (unsigned)engine < FST_ENGINE_COUNT ? engines[engine] : NULL;
 }
 
-/// Of a limited address space a mapping takes at most this part: buffers are to fit beside it.
+/// Of a limited address space a mapping takes at most this part,
 #define MAPPED_DIVISOR 2u
+/// and leaves room for buffers, and this for threads.
+#define THREADS_BYTES ((uint64_t)32 << 20)
+
+static bool leaves_room(fsti_file *file, uint64_t buffer_bytes) {
+    uint64_t left = fsti_address_space_left(), size = fsti_file_size(file), wanted;
+    return left == UINT64_MAX ||
+           (size <= left / MAPPED_DIVISOR && fsti_add(size, buffer_bytes, &wanted) &&
+            fsti_add(wanted, THREADS_BYTES, &wanted) && wanted <= left);
+}
 
 /// Whether pages of the file's mapping can be copied, and why not.
-static bool can_copy_mapping(fsti_file *file, bool guard_allowed, const char **why_not) {
+static bool can_copy_mapping(fsti_file *file, const fsti_io_wish *wish, const char **why_not) {
     *why_not = "no SIGBUS guard";
-    if (!guard_allowed || !fsti_io_guard_ready()) return false;
+    if (!wish->guard_allowed || !fsti_io_guard_ready()) return false;
     *why_not = "little address space is left";
-    if (fsti_file_size(file) > fsti_address_space_left() / MAPPED_DIVISOR) return false;
+    if (!leaves_room(file, wish->buffer_bytes)) return false;
     *why_not = "the file can't be mapped";
     return fsti_io_file_mapping(file) != NULL;
 }
 
-fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, bool guard_allowed,
+fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, const fsti_io_wish *wish,
                                 const fsti_io_engine **out, fst_error *error) {
     const fsti_io_engine *engine = *out = fsti_io_engine_get(forced);
     char reason[160];
@@ -39,7 +48,7 @@ fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, bool guard_a
     if (engine->is_remote) {
         usable = false;
         snprintf(reason, sizeof reason, "it reads to devices: choose it by gds");
-    } else if (usable && engine->is_mapped && !can_copy_mapping(file, guard_allowed, &why_not)) {
+    } else if (usable && engine->is_mapped && !can_copy_mapping(file, wish, &why_not)) {
         usable = false;
         snprintf(reason, sizeof reason, "%s", why_not);
     }
@@ -50,9 +59,9 @@ fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, bool guard_a
                           engine->name, reason);
 }
 
-void fsti_io_probe(fsti_file *file, bool guard_allowed, fsti_io_facts *out) {
+void fsti_io_probe(fsti_file *file, const fsti_io_wish *wish, fsti_io_facts *out) {
     const char *why_not;
-    *out = (fsti_io_facts){.copies_mapping = can_copy_mapping(file, guard_allowed, &why_not)};
+    *out = (fsti_io_facts){.copies_mapping = can_copy_mapping(file, wish, &why_not)};
     snprintf(out->resident_reason, sizeof out->resident_reason, "%s%s",
              out->copies_mapping ? "copied from a mapping" : "read with pread: ",
              out->copies_mapping ? "" : why_not);

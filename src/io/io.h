@@ -184,8 +184,14 @@ extern const fsti_io_engine fsti_io_engine_pread, fsti_io_engine_direct, fsti_io
 /// The engine of that number; NULL for FST_ENGINE_AUTO and for no engine.
 const fsti_io_engine *fsti_io_engine_get(fst_engine engine);
 
+/// What a load does with a file's mapping, where there is one.
+typedef struct fsti_io_wish {
+    bool guard_allowed;
+    uint64_t buffer_bytes; ///< of address space that is to be left for the load's buffers
+} fsti_io_wish;
+
 /// The engine that was asked for; FST_E_UNSUPPORTED when it does not work for the file.
-fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, bool guard_allowed,
+fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, const fsti_io_wish *wish,
                                 const fsti_io_engine **out, fst_error *error);
 
 /// What works for a file, and why the rest does not.
@@ -194,7 +200,7 @@ typedef struct fsti_io_facts {
     bool copies_mapping; ///< pages may be copied from a mapping: there is one, and a guard
     char absent_reason[128], resident_reason[64];
 } fsti_io_facts;
-void fsti_io_probe(fsti_file *file, bool guard_allowed, fsti_io_facts *out);
+void fsti_io_probe(fsti_file *file, const fsti_io_wish *wish, fsti_io_facts *out);
 
 /// Whether GPUDirect Storage can be used at all: cuFile, or hipFile; and why not. Of cuFile nothing
 /// is touched where neither its kernel module nor a setting makes it more than a detour, unless it

@@ -6,6 +6,19 @@
 
 #include "sink.h"
 
+/// What buffers take of the address space: of all batches, or of as many as a budget lets in; with
+/// what their alignment costs.
+static uint64_t find_buffer_bytes(const fsti_job *job, bool is_view) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < job->plan->batch_count && !is_view; i++) {
+        const fsti_plan_batch *batch = &job->plan->batches[i];
+        if (!fsti_add(bytes, batch->buffer_bytes, &bytes) ||
+            !fsti_add(bytes, batch->item_bytes + 2 * FSTI_HUGE_PAGE_BYTES, &bytes))
+            return UINT64_MAX; // there is no such memory
+    }
+    return job->budget_bytes == 0 ? bytes : fsti_min(bytes, job->budget_bytes);
+}
+
 fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     const fsti_plan *plan = job->plan;
@@ -18,6 +31,7 @@ fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, fst_error *error
         .guard_allowed = job->guard_allowed && !to_slots && job->digests == NULL,
         .keeps_cache = job->keeps_cache,
         .clears_cache = job->clears_cache,
+        .buffer_bytes = find_buffer_bytes(job, pipeline->sink->is_view),
         .is_small = fsti_policy_is_small(plan->bytes_planned, job->budget_bytes != 0)};
     for (size_t i = 0; i < plan->extent_count; i++) {
         uint32_t file = plan->extents[i].file;

@@ -13,9 +13,10 @@ static const fsti_io_engine *const route_engines[] = {[FSTI_ROUTE_RING] = &fsti_
 
 fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_file_route *out,
                              fst_error *error) {
+    const fsti_io_wish io_wish = {wish->guard_allowed, wish->buffer_bytes};
     *out = (fsti_file_route){.resident = &fsti_io_engine_pread};
     if (wish->engine != FST_ENGINE_AUTO) {
-        FST_TRY(fsti_io_check_forced(file, wish->engine, wish->guard_allowed, &out->forced, error));
+        FST_TRY(fsti_io_check_forced(file, wish->engine, &io_wish, &out->forced, error));
         out->resident = out->forced;
         snprintf(out->reason, sizeof out->reason, "%s was asked for", out->forced->name);
         return FST_OK;
@@ -29,7 +30,7 @@ fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_
     }
     fsti_route_facts facts = {.keeps_cache = wish->keeps_cache, .is_small = wish->is_small};
     fsti_io_facts io = {.has_direct = false};
-    if (!wish->is_small) fsti_io_probe(file, wish->guard_allowed, &io);
+    if (!wish->is_small) fsti_io_probe(file, &io_wish, &io);
     facts.has_direct = io.has_direct;
     facts.has_ring = io.has_ring;
     // File systems with ways of their own are read, as large reads as can be.

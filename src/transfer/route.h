@@ -18,6 +18,7 @@ typedef struct fsti_route_wish {
     fst_engine engine;
     bool guard_allowed, keeps_cache, clears_cache;
     bool is_small;
+    uint64_t buffer_bytes; ///< of address space that the load's buffers will take
 } fsti_route_wish;
 
 fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_file_route *out,

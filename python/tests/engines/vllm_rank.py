@@ -17,6 +17,7 @@ from vllm.config import (
 )
 from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -83,8 +84,13 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
     config, model = build(scenario, "fastsafetensors", scenario.get("extra", {}))
     before = addresses(model)
     with set_current_vllm_config(config):
-        refusal = refused(
-            scenario, lambda folder: reload_weights(config, model, None, folder, True))
+        def again(folder: str) -> Any:
+            if scenario.get("second"):  # what is cut off comes behind the model's own files
+                model.secondary_weights = [DefaultModelLoader.Source(folder, None)]
+                folder = scenario["reload"]
+            return reload_weights(config, model, None, folder, True)
+
+        refusal = refused(scenario, again)
         if scenario.get("breaks") == 0:  # the old weights are untouched
             theirs = build(scenario, "safetensors", {})[1]
             return compare(scenario, theirs, model, same_addresses=before == addresses(model),

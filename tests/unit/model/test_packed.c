@@ -84,7 +84,7 @@ TEST(what_is_absent_is_read_around_the_cache)
     file_bytes plain = read_bytes(make_plain());
     CHECK_INT(fsti_file_open(make_packed(), &file, NULL), FST_OK);
     fixture_evict(make_packed());
-    fsti_io_probe(file, true, &facts);
+    fsti_io_probe(file, &(fsti_io_wish){.guard_allowed = true}, &facts);
     bool can = facts.has_direct && fsti_file_resident(file, 0, fsti_file_size(file), &resident) &&
                resident == 0;
     fsti_file_unref(file);
