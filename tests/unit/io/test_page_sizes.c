@@ -4,6 +4,7 @@
 /// that goes back to the system holds nobody up.
 #include <errno.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -27,7 +28,7 @@ void *__real_mmap64(void *address, size_t size, int rights, int flags, int fd, o
 int __wrap_madvise(void *address, size_t size, int advice);
 int __wrap_munmap(void *address, size_t size);
 long __wrap_sysconf(int name);
-void *__wrap_mmap64(void *address, size_t size, int rights, int flags, int fd, off_t offset);
+void *__wrap_mmap64(void *address, size_t size, int rights, int flags, ...);
 
 static atomic_bool has_large_pages;
 static atomic_int asked, refused;
@@ -46,7 +47,12 @@ long __wrap_sysconf(int name) {
 }
 
 /// Notes mappings of files, whose addresses would be multiples of the large page.
-void *__wrap_mmap64(void *address, size_t size, int rights, int flags, int fd, off_t offset) {
+void *__wrap_mmap64(void *address, size_t size, int rights, int flags, ...) {
+    va_list more;
+    va_start(more, flags);
+    int fd = va_arg(more, int);
+    off_t offset = va_arg(more, off_t);
+    va_end(more);
     char *made = __real_mmap64(address, size, rights, flags, fd, offset);
     if (fd < 0 || made == MAP_FAILED || !atomic_load(&has_large_pages)) return made;
     pthread_mutex_lock(&mappings.lock);
