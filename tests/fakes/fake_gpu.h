@@ -14,8 +14,8 @@
 ///   has asked to be let through), sticky (what every call answers from now on), gone (1: the
 ///   driver has ended)
 /// Costs: free_us, alloc_us, module_us, lock_us and lock_mib_us (one at a time), wake_us (of who
-///   sleeps for an event), bus_mbps (0: as fast as memory) and copy_us (a copy); no_bytes: nothing
-///   is moved, only the time passes.
+///   sleeps for an event), bus_mbps (0: as fast as memory; else nothing is moved, and the time
+///   passes) and copy_us (a copy of that); no_bytes: nothing is moved.
 /// fake_gpu_fail() names the function that fails, by the CUDA name; NULL: any.
 typedef void (*fake_gpu_set_function)(const char *name, long value);
 typedef void (*fake_gpu_fail_function)(const char *function, long nth_call, long code);

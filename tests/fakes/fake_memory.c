@@ -176,32 +176,29 @@ static bool is_locked(const void *address, size_t size) {
 
 // ---- the bus ----
 
-static int64_t now_ns(void) {
+int64_t fake_now_ns(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/// Takes the bus for `size` bytes, from when they were queued or the bus was free: a thread that
-/// wakes late delays what waits for it, not the bus.
-static void take_bus(size_t size, int64_t queued_ns) {
+int64_t fake_bus_take(size_t size, int64_t not_before_ns) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static int64_t free_ns;
-    long rate = fake_number(BUS_MBPS);
-    if (rate == 0) return;
+    int64_t queued_ns = fake_now_ns();
+    if (not_before_ns > queued_ns) queued_ns = not_before_ns;
     pthread_mutex_lock(&lock);
     int64_t start = free_ns > queued_ns ? free_ns : queued_ns;
     // Between loads it has nothing to do; within one it should not wait for long.
     if (free_ns != 0 && start - free_ns < 5000000)
         fake_number_add(BUS_IDLE_US, (start - free_ns) / 1000);
-    free_ns = start + (int64_t)size * 1000 / rate + fake_number(COPY_US) * 1000;
+    free_ns = start + (int64_t)size * 1000 / fake_number(BUS_MBPS) + fake_number(COPY_US) * 1000;
     int64_t end = free_ns;
     pthread_mutex_unlock(&lock);
-    struct timespec time = {end / 1000000000, end % 1000000000};
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
+    return end;
 }
 
-/// Of some of its bytes; 0 where only time passes.
+/// Of some of its bytes; 0 where nothing moves.
 static unsigned long long sum_of(const void *source, size_t size) {
     unsigned long long sum = 1;
     if (fake_number(BUS_MBPS) != 0 || fake_number(NO_BYTES) != 0) return 0;
@@ -210,7 +207,6 @@ static unsigned long long sum_of(const void *source, size_t size) {
 }
 
 static void copy(fake_work *work) {
-    take_bus(work->size, work->queued_ns);
     if (work->sum != 0 && sum_of(work->source, work->size) != work->sum)
         fake_number_add(OVERWRITTEN, 1);
     if (fake_number(NO_BYTES) == 0) memcpy(work->target, work->source, work->size);
@@ -275,7 +271,6 @@ FUNCTION(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(uint64_t target, const void *
                       .target = (void *)(uintptr_t)target,
                       .source = source,
                       .size = size,
-                      .queued_ns = now_ns(),
                       .sum = sum_of(source, size),
                       .is_copy = true};
     fake_stream_add(stream, &work, fake_number(DELAY_US));
@@ -297,7 +292,6 @@ FUNCTION(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *target, uint64_t source
                       .target = target,
                       .source = (void *)(uintptr_t)source,
                       .size = size,
-                      .queued_ns = now_ns(),
                       .is_copy = true};
     fake_stream_add(stream, &work, fake_number(DELAY_US));
     if (is_locked(target, size)) return 0;

@@ -7,7 +7,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "fake_numbers.h"
 
 typedef struct queued {
     fake_work work;
@@ -22,6 +26,7 @@ struct fake_stream {
     queued *first, **last;
     const queued *running;
     bool is_blocking, is_closing;
+    int64_t over_ns; ///< of a simulated bus: when what is queued is over
     unsigned seed;
     fake_stream *next; ///< of all that are open
 };
@@ -30,7 +35,8 @@ struct fake_event {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     long recorded, done;
-    int refs; ///< its owner's and those of work in queues
+    int64_t over_ns; ///< of a simulated bus: when it will have happened
+    int refs;        ///< its owner's and those of work in queues
     bool blocks;
 };
 
@@ -39,6 +45,25 @@ static struct {
     pthread_mutex_t lock;
     fake_stream *first, *legacy;
 } streams = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool is_simulated(void) { return fake_number(BUS_MBPS) != 0; }
+
+/// Sleeps to the microsecond: what the system adds to a sleep is no driver's.
+static void sleep_until(int64_t time_ns) {
+    struct timespec time = {time_ns / 1000000000, time_ns % 1000000000};
+    prctl(PR_SET_TIMERSLACK, 1ul);
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
+    prctl(PR_SET_TIMERSLACK, 0ul);
+}
+
+/// What is queued on the stream from now on is over after that.
+static int64_t hold_until(fake_stream *stream, int64_t time_ns) {
+    pthread_mutex_lock(&stream->lock);
+    if (time_ns > stream->over_ns) stream->over_ns = time_ns;
+    int64_t over_ns = stream->over_ns;
+    pthread_mutex_unlock(&stream->lock);
+    return over_ns;
+}
 
 static void event_unref(fake_event *event) {
     pthread_mutex_lock(&event->lock);
@@ -127,6 +152,7 @@ void fake_stream_close(fake_stream *stream) {
 
 void fake_stream_sync(fake_stream *stream) {
     if (stream == NULL) return;
+    if (is_simulated()) sleep_until(hold_until(stream, 0));
     pthread_mutex_lock(&stream->lock);
     while (stream->first != NULL || stream->running != NULL)
         pthread_cond_wait(&stream->changed, &stream->lock);
@@ -199,6 +225,13 @@ static void happen(fake_work *work) {
 }
 
 void fake_event_record(fake_event *event, fake_stream *stream, long delay_us) {
+    if (is_simulated()) {
+        int64_t over_ns = hold_until(stream, 0);
+        pthread_mutex_lock(&event->lock);
+        event->over_ns = over_ns;
+        pthread_mutex_unlock(&event->lock);
+        return;
+    }
     pthread_mutex_lock(&event->lock);
     fake_work work = {.run = happen, .event = event, .event_turn = ++event->recorded};
     event->refs++;
@@ -217,7 +250,18 @@ static void hold_stream(fake_work *work) {
     event_unref(work->event);
 }
 
+static int64_t event_over_ns(fake_event *event) {
+    pthread_mutex_lock(&event->lock);
+    int64_t over_ns = event->over_ns;
+    pthread_mutex_unlock(&event->lock);
+    return over_ns;
+}
+
 void fake_event_follow(fake_event *event, fake_stream *stream) {
+    if (is_simulated()) {
+        hold_until(stream, event_over_ns(event));
+        return;
+    }
     pthread_mutex_lock(&event->lock);
     fake_work work = {.run = hold_stream, .event = event, .event_turn = event->recorded};
     event->refs++;
@@ -228,11 +272,16 @@ void fake_event_follow(fake_event *event, fake_stream *stream) {
 bool fake_event_done(fake_event *event) {
     pthread_mutex_lock(&event->lock);
     bool done = event->done >= event->recorded;
+    int64_t over_ns = event->over_ns;
     pthread_mutex_unlock(&event->lock);
-    return done;
+    return done && (over_ns == 0 || over_ns <= fake_now_ns());
 }
 
 void fake_event_sync(fake_event *event) {
+    if (is_simulated()) {
+        sleep_until(event_over_ns(event));
+        return;
+    }
     pthread_mutex_lock(&event->lock);
     long turn = event->recorded;
     pthread_mutex_unlock(&event->lock);
@@ -249,6 +298,10 @@ static void order_streams(fake_stream *earlier, fake_stream *later) {
 }
 
 void fake_stream_add(fake_stream *stream, const fake_work *work, long delay_us) {
+    if (is_simulated()) {
+        if (work->is_copy) hold_until(stream, fake_bus_take(work->size, hold_until(stream, 0)));
+        return;
+    }
     pthread_mutex_lock(&streams.lock);
     fake_stream *legacy = streams.legacy;
     if (stream->is_blocking && legacy != NULL) order_streams(legacy, stream);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Streams and events of the fake drivers: a thread a stream.
+/// Streams and events of the fake drivers: a thread a stream. Where a bus is simulated nothing is
+/// done, and so by no thread: what is queued has a time at which it is over, and nobody but who
+/// asks takes the processors'.
 #ifndef FAKE_STREAM_H
 #define FAKE_STREAM_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct fake_stream fake_stream;
 typedef struct fake_event fake_event;
@@ -18,7 +21,6 @@ typedef struct fake_work {
     const void *source;
     size_t size;
     int byte;
-    long long queued_ns;
     unsigned long long sum; ///< of the source, when the copy was queued; 0: not known
     bool is_copy;           ///< its memory must not go before it is done
 } fake_work;
@@ -37,6 +39,11 @@ void fake_stream_add(fake_stream *stream, const fake_work *work, long delay_us);
 void fake_streams_sync(void);
 /// Whether a queued copy reads or writes there.
 bool fake_streams_use(const void *begin, size_t size);
+
+/// When the bus will have moved `size` bytes that are queued now and wait for what ends at
+/// `not_before_ns`: copies of all streams take turns on it. (fake_memory.c)
+int64_t fake_bus_take(size_t size, int64_t not_before_ns);
+int64_t fake_now_ns(void);
 
 /// `blocks`: whoever waits for it sleeps.
 fake_event *fake_event_open(bool blocks);
