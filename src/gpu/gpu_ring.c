@@ -16,6 +16,9 @@
 /// long again. So a thread asks for that long before it sleeps.
 #define SPIN_NS 60000u
 
+/// Between a chunk and its table; a bus moves so much in less than the 2 us that a call takes.
+#define GAP_BYTES_MAX ((uint64_t)65536)
+
 typedef struct ring_slot {
     char *data; ///< NULL until it is first used
     void *event;
@@ -227,11 +230,13 @@ static int send_pieces(fsti_ring *ring, const ring_slot *slot, uint32_t turn,
                        const fsti_ring_parcel *parcel) {
     const fsti_gpu_api *api = ring->device->api;
     void *stream = ring->streams[turn];
-    int code = api->copy_in(ring->staging[turn], slot->data, parcel->chunk_bytes, stream);
-    if (code == 0)
+    uint64_t table_bytes = parcel->piece_count * sizeof(fsti_piece);
+    bool is_one = FSTI_RING_SLOT_BYTES - parcel->chunk_bytes <= GAP_BYTES_MAX;
+    uint64_t bytes = is_one ? FSTI_RING_SLOT_BYTES + table_bytes : parcel->chunk_bytes;
+    int code = api->copy_in(ring->staging[turn], slot->data, bytes, stream);
+    if (code == 0 && !is_one)
         code = api->copy_in(ring->staging[turn] + FSTI_RING_SLOT_BYTES,
-                            slot->data + FSTI_RING_SLOT_BYTES,
-                            parcel->piece_count * sizeof(fsti_piece), stream);
+                            slot->data + FSTI_RING_SLOT_BYTES, table_bytes, stream);
     return code != 0 ? code : launch_pieces(ring, stream, ring->staging[turn], parcel->piece_count);
 }
 
