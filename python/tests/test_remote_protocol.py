@@ -191,3 +191,90 @@ def test_parts_that_can_not_be_joined_now(answer: Answer) -> None:
         with pytest.raises(OSError, match="whether the object is there is not known"):
             save(LARGE, 2)
         assert count == 2 and seed_of() == 1 and not server.uploads
+
+
+def save_there(kind: str, is_set: bool, seed: int, files: int = 4) -> None:
+    """Save a set of files, or one file."""
+    value = numpy.full(99, seed, numpy.uint8)
+    if not is_set:
+        fst_numpy.save_file({"t": value}, f"{kind}://box/m/m.safetensors")
+        return
+    rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
+    writer = Writer(f"{kind}://box/m", rows, None, file_of=[i % files for i in range(6)],
+                    file_count=files, owners=[value])
+    try:
+        writer.commit()
+    finally:
+        writer.close()
+
+
+def seed_there(kind: str, is_set: bool) -> set[int]:
+    """Which one is there."""
+    name = "model.safetensors.index.json" if is_set else "m.safetensors"
+    return {int(v[0]) for v in fst_numpy.load_file(f"{kind}://box/m/{name}").values()}
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("body", [b"<Error><Code>InternalError</Code></Error>", b""],
+                         ids=["error", "empty"])
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_a_yes_without_a_mark_is_none(kind: str, body: bytes, is_set: bool) -> None:
+    """200 with an error, or without an ETag, of a store that did nothing: it is put once more;
+    and where that is said for ever the save fails and the old model stays, whole."""
+    with object_store() as server:
+        ask(server, kind)
+        save_there(kind, is_set, 1)
+        last = "index.json" if is_set else "m.safetensors"
+        refused: list[Request] = []
+
+        def refuse(request: Request, most: float) -> Answer | None:
+            if request.method != "PUT" or not request.path.endswith(last) or len(refused) >= most:
+                return None
+            refused.append(request)
+            return Answer("200 OK", {}, body)
+
+        server.refuse = lambda request: refuse(request, 1)
+        save_there(kind, is_set, 2)
+        assert len(refused) == 1 and seed_there(kind, is_set) == {2}
+        before = dict(server.objects)
+        server.refuse = lambda request: refuse(request, float("inf"))
+        with pytest.raises(OSError, match="does not say that it took the object"):
+            save_there(kind, is_set, 3)
+        server.refuse = lambda request: None
+        assert seed_there(kind, is_set) == {2} and server.objects == before
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_a_no_of_who_has_done_it(kind: str, is_new: bool, is_set: bool) -> None:
+    """A proxy asks the store twice, whose second answer is that something is there already: what
+    is there are our bytes, and so is all that they lead to."""
+    with object_store() as server:
+        ask(server, kind)
+        if not is_new:
+            save_there(kind, is_set, 1)
+        last = "index.json" if is_set else "m.safetensors"
+        refused: list[Request] = []
+
+        def spoil(request: Request, answer: Answer) -> Answer:
+            if request.method == "PUT" and request.path.endswith(last) and not refused:
+                refused.append(request)
+                return failure("412 Precondition Failed", "PreconditionFailed")
+            return answer
+
+        server.fault = spoil
+        save_there(kind, is_set, 2)
+        assert refused and seed_there(kind, is_set) == {2}
+
+
+def test_a_no_where_nothing_may_be() -> None:
+    """no_overwrite: the same bytes may have been there before, so it is told that nobody knows."""
+    with object_store() as server:
+        remote.configure(endpoint=server.url, anonymous=True, no_overwrite=True)
+        save_there("s3", False, 1)
+        with pytest.raises(FileExistsError):
+            save_there("s3", False, 1)
+        with pytest.raises(FileExistsError):
+            save_there("s3", False, 2)
+        assert seed_there("s3", False) == {1}

@@ -53,8 +53,10 @@ struct fsti_upload {
     uint32_t slot_count, sent_count; ///< sent_count: parts that the store has
     uint64_t come_bytes;
     fsti_net_counts counts;
-    int is_committed;  ///< -1: not known
-    fst_status status; ///< of the first part that failed, and why
+    int is_committed;     ///< -1: not known
+    bool is_first_answer; ///< to the only request that was sent for the whole object
+    bool is_unclear;      ///< what came for the whole object says 200, and not that it is there
+    fst_status status;    ///< of the first part that failed, and why
     fst_error error;
     uint32_t refusal; ///< the store's, of that part
     char region[40];  ///< where the bucket is, if the store has said that when it failed
@@ -179,12 +181,22 @@ fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net
 
 // ---- parts ----
 
+/// Whether a store that answered 200 says that it has the object: by a mark, and no error behind
+/// it.
+static bool is_taken(const net_request *request) {
+    size_t size = request->text == NULL ? 0 : request->text_bytes;
+    return request->answer.etag[0] != '\0' &&
+           (size == 0 || memmem(request->text, size, "<Error", 6) == NULL);
+}
+
 /// Whether a request for a whole object has put it in place: -1 where the store has not said that
-/// it has not. What it says of a second try says nothing of the first.
+/// it has not. What it says of a second try says nothing of the first; nor what it says of a
+/// condition, as who stands between may have tried twice by himself.
 static int has_committed(const net_request *request) {
-    if (request->status == FST_OK) return 1;
+    uint32_t code = request->answer.status;
+    if (request->status == FST_OK) return is_taken(request) ? 1 : -1;
     bool is_first = request->counts.requests == 1;
-    bool is_refused = is_first && fsti_upload_is_refusal(request->answer.status);
+    bool is_refused = is_first && fsti_upload_is_refusal(code) && code != 412 && code != 409;
     return request->counts.requests == 0 || is_refused ? 0 : -1;
 }
 
@@ -193,7 +205,6 @@ static void finish_part(net_request *request) {
     upload_slot *slot = request->context;
     fsti_upload *upload = slot->upload;
     pthread_mutex_lock(&upload->lock);
-    fsti_free(request->text);
     fsti_secret_text_free(slot->url);
     slot->url = NULL;
     fsti_net_count(&upload->counts, &request->counts);
@@ -204,8 +215,15 @@ static void finish_part(net_request *request) {
         status = fail(upload, FST_E_IO, "the store took a part, and gave no ETag for it", &error);
     if (upload->place.part_count == 1) {
         upload->is_committed = has_committed(request);
+        upload->is_unclear = status == FST_OK && upload->is_committed < 0;
+        upload->is_first_answer = request->counts.requests == 1;
         fsti_seen_read(upload->store->kind, &request->answer, &upload->place.put);
     }
+    fsti_free(request->text);
+    if (upload->is_unclear)
+        status =
+            fail(upload, FST_E_IO,
+                 "the store's answer (status 200) does not say that it took the object", &error);
     if (status == FST_OK) {
         upload->sent_count++;
     } else if (upload->status == FST_OK) {
@@ -424,8 +442,8 @@ static fst_status tell_change(const fsti_upload *upload, fst_status status, fst_
                           "another save has put something there since this one began %s", answer);
 }
 
-/// One request for all of it. *again: it is worth another one, in another region, or without a
-/// condition.
+/// One request for all of it. *again: it is worth another one, in another region, without a
+/// condition, or as the store has not done what it was asked for.
 static fst_status try_whole(fsti_upload *upload, bool *again, fst_error *error) {
     upload_slot *slot = &upload->slots[0];
     pthread_mutex_lock(&upload->lock);
@@ -439,19 +457,25 @@ static fst_status try_whole(fsti_upload *upload, bool *again, fst_error *error) 
     if (status != FST_OK) end_parts(upload); // then it is known what has come of it
     *again = status != FST_OK && (fsti_store_move(upload->store, upload->region) ||
                                   drop_condition(&upload->place, upload->refusal));
-    // What is there already may be this one, by a try whose answer was lost.
-    bool may_be_it = upload->is_committed < 0 && fsti_upload_is_refusal(upload->refusal);
+    // What is there already may be this one, by a try whose answer was lost, or said nothing.
+    bool may_be_it =
+        upload->is_committed < 0 && (upload->is_unclear || fsti_upload_is_refusal(upload->refusal));
     if (may_be_it)
         upload->is_committed =
             fsti_upload_is_same(&upload->place, slot->memory, (size_t)upload->size_bytes);
+    // Where nothing may be there, the same bytes may have been there before.
+    bool is_doubtful = may_be_it && !upload->is_unclear && upload->place.must_be_new;
+    if (upload->is_committed == 1 && is_doubtful && upload->is_first_answer)
+        upload->is_committed = -1;
     if (upload->is_committed == 1) return FST_OK;
+    *again = *again || (upload->is_unclear && upload->is_committed == 0);
     if (status != FST_OK) status = tell_change(upload, status, &cause);
     if (status != FST_OK && error != NULL) *error = cause;
     return status;
 }
 
-/// Once for each: another region, and no condition.
-#define WHOLE_TRIES_MAX 3
+/// Once for each: another region, no condition, and nothing done.
+#define WHOLE_TRIES_MAX 4
 
 static fst_status send_whole(fsti_upload *upload, fst_error *error) {
     for (int i = 1;; i++) {

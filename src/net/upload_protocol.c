@@ -158,7 +158,12 @@ static fst_status read_result(const upload_place *place, const net_request *requ
     char code[64], text[160];
     *again = false;
     *is_told = true;
-    if (is_azure(place->store)) return FST_OK;
+    if (is_azure(place->store)) {
+        *is_told = request->answer.etag[0] != '\0';
+        return *is_told
+                   ? FST_OK
+                   : fail(place, "the store's answer does not say that it joined the parts", error);
+    }
     size_t size = request->text == NULL ? 0 : request->text_bytes;
     const char *body = size == 0 ? "" : request->text;
     bool is_error = memmem(body, size, "<Error", 6) != NULL;
@@ -248,6 +253,14 @@ static bool pause_join(upload_place *place, uint32_t tries) {
     return true;
 }
 
+/// Whether a refusal may be that of parts that are joined already: S3's of an upload that is over,
+/// Azure's (InvalidBlockList) of blocks that are no longer apart, when it is asked again.
+static bool may_be_joined(const upload_place *place, const net_request *request, uint32_t tries) {
+    bool is_again = tries > 0 || request->counts.requests > 1;
+    return request->status == FST_E_NOT_FOUND ||
+           (is_azure(place->store) && is_again && request->answer.status == 400);
+}
+
 /// *unknown: whether the parts are joined the store has not said.
 static fst_status try_join(upload_place *place, const small_call *call, uint32_t tries, bool *again,
                            bool *unknown, fst_error *error) {
@@ -262,7 +275,7 @@ static fst_status try_join(upload_place *place, const small_call *call, uint32_t
         *unknown = status != FST_OK && (tries > 0 || *again || !is_told);
         read_mark(place, &request);
         fsti_free(request.text);
-    } else if (status == FST_E_NOT_FOUND && is_there(place)) {
+    } else if (may_be_joined(place, &request, tries) && is_there(place)) {
         status = FST_OK;
     } else {
         bool is_first = tries == 0 && request.counts.requests == 1;
