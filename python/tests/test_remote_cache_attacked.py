@@ -14,7 +14,7 @@ import pytest
 from test_remote_cache import BLOCK, LOADER, digest, endings, load, local, make, start
 from web_server import Answer, Request, web_server
 
-from fastsafetensors import remote
+from fastsafetensors import SafetensorError, remote
 
 
 @pytest.fixture
@@ -168,3 +168,28 @@ def test_files_that_others_have_put_there(model: pathlib.Path, tmp_path: pathlib
                 out, errors = start(url, place).communicate(timeout=600)
                 assert out.strip() == digest(model), (kind, name, errors)
                 assert precious.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("size", [99999999, 70000], ids=["larger", "smaller"])
+def test_a_size_that_was_told_wrongly_once(tmp_path: pathlib.Path, size: int) -> None:
+    """It is no size of that version's: the next one to open the address asks anew."""
+    make(tmp_path / "m.safetensors", 4, 64 * 1024, 3)
+    remote.configure(cache_dir=tmp_path / "cache", retry_base_ms=2)
+    lies = [1]
+
+    def lie(request: Request, answer: Answer) -> Answer:
+        if lies:
+            lies.pop()
+            span = answer.headers["Content-Range"].split("/")[0]
+            answer.headers["Content-Range"] = f"{span}/{size}"
+        return answer
+
+    try:
+        with web_server(tmp_path, lie) as server:
+            address = server.url + "m.safetensors"
+            with pytest.raises(SafetensorError):
+                load(address)
+            for _ in range(2):
+                assert load(address)[0] == local(tmp_path / "m.safetensors")
+    finally:
+        remote.configure()

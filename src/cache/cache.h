@@ -29,6 +29,9 @@ typedef struct fsti_cached {
 /// Opens an address, by way of the cache where there is one. What can't be had of the cache is done
 /// without, unless it is required.
 fst_status fsti_cache_open(const char *url, fsti_cached *out, fst_error *error);
+/// What was told of the object's size and version turned out not to fit what it is: whoever opens
+/// its address next asks for both anew.
+void fsti_cache_forget(fsti_object *object);
 /// NULL is allowed. Nothing of it is being read any more.
 void fsti_cache_close(fsti_cache_entry *entry);
 

@@ -436,6 +436,22 @@ fst_status fsti_cache_open(const char *url, fsti_cached *out, fst_error *error) 
     return status;
 }
 
+void fsti_cache_forget(fsti_object *object) {
+    char name[CACHE_FILE_NAME_BYTES];
+    cache_opening *opening = fsti_alloc_zeroed(1, sizeof *opening);
+    if (opening == NULL) return;
+    opening->object = object;
+    opening->folder.fd = opening->folder.lock_fd = -1;
+    if (fsti_cache_settings(NULL, &opening->settings, NULL) == FST_OK &&
+        opening->settings.folder[0] != '\0' && name_address(opening) &&
+        fsti_cache_folder_open(opening->settings.folder, false, &opening->folder, NULL) == FST_OK) {
+        fsti_cache_file_name(name, opening->address, ".ref");
+        unlinkat(opening->folder.fd, name, 0);
+    }
+    fsti_cache_folder_close(&opening->folder);
+    fsti_free(opening);
+}
+
 void fsti_cache_close(fsti_cache_entry *entry) {
     if (entry == NULL) return;
     fsti_cache_beat_end(entry);

@@ -147,6 +147,11 @@ int fsti_file_cache_failure(const fsti_file *file) {
     return file->entry == NULL ? 0 : fsti_cache_failure(file->entry);
 }
 
+void fsti_file_distrust(const fsti_file *file) {
+    if (file->maker.origin != NULL) file = file->maker.origin;
+    if (file->origin != NULL) fsti_cache_forget(file->origin);
+}
+
 bool fsti_file_is_kept(const fsti_file *file) {
     if (file->maker.origin != NULL) file = file->maker.origin;
     return file->origin != NULL && file->object == NULL;

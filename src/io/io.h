@@ -51,6 +51,8 @@ uint64_t fsti_file_device(const fsti_file *file);
 bool fsti_file_is_object(const fsti_file *file);
 /// Whether it is an object that is whole in the cache on disk, and read from there as a file.
 bool fsti_file_is_kept(const fsti_file *file);
+/// Its size does not fit what it holds: of an object both are asked for anew at its next opening.
+void fsti_file_distrust(const fsti_file *file);
 /// Of an address: where it is read from, in words; else "".
 const char *fsti_file_origin_words(const fsti_file *file);
 /// Why nothing of it is left in the cache on disk any more, an errno; 0: it is, or there is none.

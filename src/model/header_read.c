@@ -136,6 +136,8 @@ fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_
         return status;
     }
     status = name_kind(out->file, &rules, status, error);
+    // Of an object it may be that a server once told a wrong size, which a cache would believe.
+    if (status <= FST_E_METADATA_INCOMPLETE_BUFFER) fsti_file_distrust(stored);
     fsti_model_file_clear(out);
     return status;
 }
