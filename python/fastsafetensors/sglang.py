@@ -75,16 +75,7 @@ def _validate(original: Any, *, extra_config: Any, load_format: Any) -> Any:
 
 def _note_model(original: Any, loader: Any, model_config: Any, model: Any, *more: Any,
                 **named: Any) -> Any:
-    """Remember which model the weights are for: its stage has some layers only.
-
-    And open what comes after its own files now, before a reload touches its weights.
-    """
-    from ._engine_weights import check_begins
-
-    if getattr(loader.load_config.load_format, "value", None) == "fastsafetensors":
-        for source in getattr(model, "secondary_weights", ()):
-            _state.model.last = weakref.ref(model)
-            check_begins(loader._get_weights_iterator(source))
+    """Remember which model the weights are for: its stage has some layers only."""
     _state.model.last = weakref.ref(model)
     return original(loader, model_config, model, *more, **named)
 

@@ -210,8 +210,6 @@ def test_sglang(around, models, tmp_path, widths):
              "reload": models["packed"], "plain": models["llama2"]},
             {"name": "cut off", "folder": models["llama"], **widths, "breaks": 0,
              "reload": models["llama2"]},
-            {"name": "second source cut off", "folder": models["llama"], **widths, "breaks": 0,
-             "second": True, "reload": models["llama2"]},
             {"name": "cut off meanwhile", "folder": models["llama"], **widths, "breaks": 9,
              "reload": models["llama2"]},
             {"name": "reload by name", "folder": models["llama"], **widths, "only": "layernorm",

@@ -44,6 +44,9 @@ class _Model:
     def nbytes(self, index):
         return SIZE
 
+    def view_range(self, index, begin, end):
+        return None
+
     def load(self, names, threads=0, **options):
         self.windows.append((int(names[0]), len(names)))
         self.bytes_read += len(names) * SIZE

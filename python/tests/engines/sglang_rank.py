@@ -44,11 +44,6 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
         get_model=lambda: model, update_model_fields=lambda *args, **kwargs: None,
         recapture_cuda_graph=lambda: None, get_model_runner=SimpleNamespace)
     def update(folder: str) -> tuple[bool, str]:
-        if scenario.get("second"):  # what is cut off comes behind the model's own files
-            from sglang.srt.model_loader.loader import DefaultModelLoader
-
-            model.secondary_weights = [DefaultModelLoader.Source(folder, None)]
-            folder = scenario["reload"]
         return updater.update_weights_from_disk(
             folder, "fastsafetensors",
             weight_name_filter=None if only is None else lambda name: only in name)
