@@ -160,8 +160,23 @@ fsti_route fsti_policy_route(const fsti_route_facts *facts) {
 }
 
 fsti_route fsti_policy_demote(fsti_route route, bool in_setup) {
+    // A way to the device that is closed says nothing of those into memory.
+    if (route == FSTI_ROUTE_FAR) return FSTI_ROUTE_RING;
     // A ring that can't be had says nothing of direct reads; a read that it failed does.
     return route == FSTI_ROUTE_RING && in_setup ? FSTI_ROUTE_DIRECT : FSTI_ROUTE_CACHE;
+}
+
+fsti_far_way fsti_policy_far(const fsti_far_facts *facts, const char **reason) {
+    *reason = NULL;
+    if (facts->wish == FST_GDS_OFF)
+        *reason = "switched off";
+    else if (facts->is_known)
+        return facts->is_good ? FSTI_FAR_YES : FSTI_FAR_NO;
+    else if (facts->is_cached && facts->wish != FST_GDS_STRICT)
+        *reason = "the file is in the page cache";
+    else if (!facts->has_room)
+        *reason = "the load is too small";
+    return *reason == NULL ? FSTI_FAR_IF_PROBED : FSTI_FAR_NO;
 }
 
 fsti_view_way fsti_policy_view(const fsti_view_facts *facts) {

@@ -90,6 +90,7 @@ fsti_gaps fsti_policy_gaps(uint64_t wanted_bytes, bool is_object);
 
 /// Who reads the absent chunks of a file, fastest first.
 typedef enum fsti_route {
+    FSTI_ROUTE_FAR,     ///< straight to a device; what can't go there takes the file's next route
     FSTI_ROUTE_RING,    ///< io_uring past the page cache
     FSTI_ROUTE_DIRECT,  ///< blocking reads past it
     FSTI_ROUTE_MAPPING, ///< brought into it as views are, and copied from a mapping
@@ -104,8 +105,21 @@ typedef struct fsti_route_facts {
 } fsti_route_facts;
 fsti_route fsti_policy_route(const fsti_route_facts *facts);
 
-/// The next route when one has failed: `in_setup` before anything was read by it.
+/// The next route when one has failed: `in_setup` before anything was read by it. A file that is
+/// further down already stays there.
 fsti_route fsti_policy_demote(fsti_route route, bool in_setup);
+
+/// Whether a file's absent bytes go straight to a device. What does not count is not looked for:
+/// `is_cached` and `has_room` where the file `is_known` by an earlier probe.
+typedef struct fsti_far_facts {
+    fst_gds wish;
+    bool is_known, is_good; ///< a probe was there, and what it found
+    bool is_cached;         ///< the page cache has the file
+    bool has_room;          ///< on the device, to probe with
+} fsti_far_facts;
+typedef enum fsti_far_way { FSTI_FAR_NO, FSTI_FAR_YES, FSTI_FAR_IF_PROBED } fsti_far_way;
+/// *reason: in words, where it is not for what an earlier probe has found.
+fsti_far_way fsti_policy_far(const fsti_far_facts *facts, const char **reason);
 
 /// How absent bytes of views come into the page cache.
 typedef enum fsti_view_way {

@@ -30,19 +30,22 @@ static bool is_absent(const fsti_pipeline *pipeline, const fsti_plan_extent *ext
 
 /// The verdict on a file: remembered, or found out by a read into memory of the load's own.
 static bool judge_file(fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
-    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, is_good;
+    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP;
     fsti_file *file = pipeline->job.files[extent->file];
-    char *reason = pipeline->gds_reason;
+    char *words = pipeline->gds_reason;
     size_t size = sizeof pipeline->gds_reason;
-    if (fsti_gds_recall(file, is_hip, &is_good, reason, size)) return is_good;
-    if (pipeline->job.gds != FST_GDS_STRICT && !is_absent(pipeline, extent)) {
-        snprintf(reason, size, "the file is in the page cache");
-        return false;
+    fsti_far_facts facts = {.wish = pipeline->job.gds};
+    void *pages = NULL;
+    const char *reason;
+    facts.is_known = fsti_gds_recall(file, is_hip, &facts.is_good, words, size);
+    if (!facts.is_known) {
+        facts.is_cached = !is_absent(pipeline, extent);
+        facts.has_room = (pages = find_pages(pipeline)) != NULL;
     }
-    void *pages = find_pages(pipeline);
-    if (pages != NULL) return fsti_gds_probe(file, is_hip, pages, reason, size);
-    snprintf(reason, size, "the load is too small");
-    return false;
+    fsti_far_way way = fsti_policy_far(&facts, &reason);
+    if (reason != NULL) snprintf(words, size, "%s", reason);
+    if (way != FSTI_FAR_IF_PROBED) return way == FSTI_FAR_YES;
+    return fsti_gds_probe(file, is_hip, pages, words, size);
 }
 
 /// Judges the files that the plan reads, until one is refused: they lie side by side.
@@ -50,10 +53,10 @@ static bool judge_files(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     bool any = false;
     for (size_t i = 0; i < plan->extent_count; i++) {
-        uint32_t file = plan->extents[i].file;
-        if (!plan->extents[i].linear || atomic_load(&pipeline->reads_far[file])) continue;
+        fsti_file_route *route = &pipeline->routes[plan->extents[i].file];
+        if (!plan->extents[i].linear || atomic_load(&route->is_far)) continue;
         if (!judge_file(pipeline, &plan->extents[i])) return false;
-        atomic_store(&pipeline->reads_far[file], true);
+        atomic_store(&route->is_far, true);
         any = true;
     }
     if (!any)
@@ -61,7 +64,7 @@ static bool judge_files(fsti_pipeline *pipeline) {
     return true;
 }
 
-fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
+fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, fst_error *error) {
     bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, good = false;
     bool is_demanded = pipeline->job.gds == FST_GDS_STRICT;
     if (pipeline->job.gds == FST_GDS_OFF) {
@@ -69,8 +72,6 @@ fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, size_t file_count, fs
         return FST_OK;
     }
     if (fsti_gds_usable(is_hip, is_demanded, pipeline->gds_reason, sizeof pipeline->gds_reason)) {
-        pipeline->reads_far = fsti_alloc_zeroed(file_count, sizeof *pipeline->reads_far);
-        if (pipeline->reads_far == NULL) return fsti_error_memory(error, file_count);
         FST_TRY(fsti_device_lane_begin(pipeline, error));
         good = judge_files(pipeline);
         fsti_device_lane_end(pipeline);
@@ -83,13 +84,13 @@ fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, size_t file_count, fs
 bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
-    if (pipeline->reads_far == NULL || !extent->linear) return false;
+    if (!extent->linear) return false;
     if (pipeline->chunks[chunk].is_resident && pipeline->job.gds != FST_GDS_STRICT)
         return false; // the page cache is nearer
     // Memory of the caller's may lie anywhere; the buffer's own keeps step with the file's pages.
     const char *data = pipeline->batches[extent->batch].buffer->data;
     if ((uintptr_t)data % FSTI_IO_PAGE_BYTES != 0) return false;
-    return atomic_load_explicit(&pipeline->reads_far[extent->file], memory_order_relaxed);
+    return atomic_load_explicit(&pipeline->routes[extent->file].is_far, memory_order_relaxed);
 }
 
 /// Where a byte of the chunk's file lies on the device.
@@ -110,14 +111,15 @@ static page_range whole_pages(const fsti_plan_chunk *chunk) {
                         fsti_align_down(chunk->end, FSTI_IO_PAGE_BYTES)};
 }
 
-/// Reads them; returns how much of them was read.
+/// Reads them; returns how much of them was read, and what the last read said (0: it ended early).
 static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
-                           worker_counts *counts) {
+                           worker_counts *counts, int *os_errno) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     page_range pages = whole_pages(&plan->chunks[chunk]);
     uint64_t at = pages.begin, end = pages.end;
     uint32_t retries = 0;
+    *os_errno = 0;
     while (at < end && !atomic_load(&pipeline->stop)) {
         fsti_io_op op = {.file = pipeline->job.files[extent->file],
                          .offset = at,
@@ -130,6 +132,7 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
         counts->read_count++;
         if (fsti_io_tries_again(op.result, &retries)) continue;
         uint64_t got = op.result < 0 ? 0 : (uint64_t)op.result;
+        *os_errno = op.result < 0 ? (int)-op.result : 0;
         at += at + got >= end ? end - at : fsti_align_down(got, FSTI_IO_PAGE_BYTES);
         if (got < FSTI_IO_PAGE_BYTES) break;
     }
@@ -175,18 +178,19 @@ fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *
     uint64_t begin = pages.begin, end = pages.end;
     *done = false;
     if (begin >= end) return FST_OK; // less than a page
-    uint64_t got = read_pages(pipeline, chunk, engine_lane, counts);
+    int os_errno;
+    uint64_t got = read_pages(pipeline, chunk, engine_lane, counts, &os_errno);
     if (atomic_load(&pipeline->stop)) return FST_OK;
     if (got < end - begin) {
         FST_TRY(fsti_pipeline_check_file(pipeline, extent, begin + got, error));
-        if (pipeline->job.gds == FST_GDS_STRICT)
+        // What has failed once is not tried for every chunk.
+        if (!fsti_pipeline_demote(pipeline, extent->file, FSTI_ROUTE_FAR, false, os_errno))
             return fsti_error_set(
                 error, FST_E_IO,
                 (fsti_error_place){.byte_offset = begin + got,
                                    .file = fsti_file_path(pipeline->job.files[extent->file])},
-                "gds (GPUDirect Storage): a read failed");
-        // What has failed once is not tried for every chunk.
-        atomic_store(&pipeline->reads_far[extent->file], false);
+                "gds (GPUDirect Storage): a read %s%s", os_errno == 0 ? "ended early" : "failed: ",
+                os_errno == 0 ? "" : strerror(os_errno));
         return FST_OK;
     }
     *done = true;

@@ -66,9 +66,14 @@ void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
 bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,
                           int os_errno) {
     fsti_file_route *route = &pipeline->routes[file];
-    if (route->forced != NULL) return false;
+    bool was_far = failed == FSTI_ROUTE_FAR;
+    if (was_far ? pipeline->job.gds == FST_GDS_STRICT : route->forced != NULL) return false;
     fsti_route next = fsti_policy_demote(failed, in_setup);
     pthread_mutex_lock(&pipeline->lock);
+    if (was_far && atomic_exchange(&route->is_far, false))
+        snprintf(
+            pipeline->gds_reason, sizeof pipeline->gds_reason, "given up: a read %s%s",
+            os_errno == 0 ? "ended early" : "failed: ", os_errno == 0 ? "" : strerror(os_errno));
     if (atomic_load(&route->absent) < (int)next) {
         atomic_store(&route->absent, (int)next);
         snprintf(pipeline->demotion_reason, sizeof pipeline->demotion_reason, ", then by %s: %s",

@@ -54,8 +54,8 @@ static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
         facts.any_ring |= engine->is_async;
         facts.any_blocking |= !engine->is_async && !engine->is_mapped;
     }
-    facts.reads_far = pipeline->reads_far != NULL && plan->extent_count > 0 &&
-                      atomic_load(&pipeline->reads_far[plan->extents[0].file]);
+    facts.reads_far =
+        plan->extent_count > 0 && atomic_load(&pipeline->routes[plan->extents[0].file].is_far);
     if (!by_caller) limit_threads(pipeline, &facts);
     fsti_thread_policy policy = fsti_policy_threads(&facts);
     pipeline->thread_count = policy.thread_count;
@@ -117,14 +117,14 @@ static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error 
 
 /// Before any thread runs: what fits is admitted when the load is open, not some time later. Of a
 /// device the first batch alone: its bus waits for that.
-static fst_status admit_first(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
+static fst_status admit_first(fsti_pipeline *pipeline, fst_error *error) {
     fsti_pipeline_admit(pipeline);
     if (pipeline->has_failed) {
         if (error != NULL) *error = pipeline->error;
         return pipeline->error.status;
     }
     if (pipeline->sink->probe == NULL) return FST_OK;
-    return pipeline->sink->probe(pipeline, file_count, error);
+    return pipeline->sink->probe(pipeline, error);
 }
 
 static fst_status begin_work(fsti_pipeline *pipeline, fst_error *error) {
@@ -179,7 +179,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     fst_status status = prepare(pipeline, file_count, error);
     bool has_work =
         !pipeline->sink->is_view || job->populate || job->keeps_cache || job->digests != NULL;
-    if (status == FST_OK && has_work) status = admit_first(pipeline, file_count, error);
+    if (status == FST_OK && has_work) status = admit_first(pipeline, error);
     if (status == FST_OK && has_work) status = begin_work(pipeline, error);
     if (status == FST_OK && !has_work) finish_views(pipeline);
     if (status != FST_OK) {
@@ -226,7 +226,6 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
             fsti_buffer_unref(pipeline->batches[i].buffer);
     fsti_free(pipeline->routes);
     fsti_free(pipeline->settled);
-    fsti_free(pipeline->reads_far);
     fsti_free(pipeline->chunks);
     fsti_free(pipeline->batches);
     fsti_free(pipeline->threads);

@@ -83,8 +83,7 @@ struct fsti_pipeline {
     pid_t owner_pid;         ///< threads and locks are not there in a fork's child
     fsti_file_route *routes; ///< by file; of views: none
     atomic_bool *settled;    ///< by item: its destination is the caller's again. NULL: none can be
-    atomic_bool *reads_far;  ///< by file: absent chunks go straight to the device (or NULL)
-    char gds_reason[160];    ///< why, or why not
+    char gds_reason[160];    ///< why files are read straight to the device, or why not
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
@@ -131,7 +130,7 @@ fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, fst_error *error
 bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk);
 
 /// A route of the file's has failed, `in_setup` before it read anything: the file takes the next
-/// one from now on. False where the engine was asked for.
+/// one from now on. False where that very route was asked for. `os_errno` 0: reads ended early.
 bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,
                           int os_errno);
 
@@ -178,7 +177,7 @@ void fsti_device_lane_end(fsti_pipeline *pipeline);
 fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool wait, char **data,
                                  worker_counts *counts, fst_error *error);
 /// Probes whether files can be read straight to the device; fails only where that was demanded.
-fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, size_t file_count, fst_error *error);
+fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, fst_error *error);
 /// Whether a chunk is to be read straight to the device.
 bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk);
 /// Reads a chunk straight to the device, by the lane of the engine for that. *done is false when

@@ -14,7 +14,7 @@ static const fsti_io_engine *const route_engines[] = {[FSTI_ROUTE_RING] = &fsti_
 fst_status fsti_route_choose(fsti_file *file, const fsti_route_wish *wish, fsti_file_route *out,
                              fst_error *error) {
     const fsti_io_wish io_wish = {wish->guard_allowed, wish->buffer_bytes};
-    *out = (fsti_file_route){.resident = &fsti_io_engine_pread};
+    *out = (fsti_file_route){.resident = &fsti_io_engine_pread, .absent = FSTI_ROUTE_CACHE};
     if (wish->engine != FST_ENGINE_AUTO) {
         FST_TRY(fsti_io_check_forced(file, wish->engine, &io_wish, &out->forced, error));
         out->resident = out->forced;

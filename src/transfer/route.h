@@ -9,7 +9,8 @@
 /// What reads the absent and the resident chunks of a file, and why.
 typedef struct fsti_file_route {
     const fsti_io_engine *resident; ///< NULL: nothing reads the file
-    atomic_int absent;              ///< fsti_route; only goes down
+    atomic_bool is_far;             ///< absent whole pages go straight to the device
+    atomic_int absent;              ///< fsti_route of what does not; only goes down
     const fsti_io_engine *forced;   ///< NULL: the route decides
     char reason[256];
 } fsti_file_route;

@@ -49,7 +49,7 @@ struct fsti_sink {
     /// Makes what chunks go through.
     fst_status (*open)(fsti_pipeline *pipeline, fst_error *error);
     /// Looks for ways that want the first batch's memory, before any thread runs.
-    fst_status (*probe)(fsti_pipeline *pipeline, size_t file_count, fst_error *error);
+    fst_status (*probe)(fsti_pipeline *pipeline, fst_error *error);
     /// No worker runs any more; also where open() has failed.
     void (*close)(fsti_pipeline *pipeline);
     /// How bytes came, for the statistics; "" when there is nothing to tell.

@@ -173,6 +173,7 @@ TEST(reads_that_fail_or_come_short)
         set("fail_at", nth);
         CHECK(gpu_same_load(model, &options, &stats)); // the rest through the ring
         CHECK(stats.gds_bytes < 24000000 - 8192 && stats.device_bytes > 1000000);
+        CHECK(strstr(stats.reason, "gds: given up: a read failed: Input/output error") != NULL);
         fixture_evict(fixture_path("cold"));
         set("fail_at", nth);
         options.gds = FST_GDS_STRICT;

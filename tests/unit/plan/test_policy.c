@@ -133,10 +133,38 @@ TEST(routes)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_INT(fsti_policy_route(&cases[i].facts), cases[i].route);
+    // Files that go straight to a device keep the route that was found for the rest of them.
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_FAR, true), FSTI_ROUTE_RING);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_FAR, false), FSTI_ROUTE_RING);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_RING, true), FSTI_ROUTE_DIRECT);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_RING, false), FSTI_ROUTE_CACHE);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, true), FSTI_ROUTE_CACHE);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, false), FSTI_ROUTE_CACHE);
+}
+
+TEST(straight_to_a_device)
+{
+    static const struct {
+        fsti_far_facts facts;
+        fsti_far_way way;
+        const char *reason;
+    } cases[] = {
+        {{FST_GDS_AUTO, false, false, false, true}, FSTI_FAR_IF_PROBED, NULL},
+        {{FST_GDS_AUTO, false, false, true, true}, FSTI_FAR_NO, "page cache"},
+        {{FST_GDS_AUTO, false, false, false, false}, FSTI_FAR_NO, "too small"},
+        {{FST_GDS_AUTO, true, true, false, false}, FSTI_FAR_YES, NULL},
+        {{FST_GDS_AUTO, true, false, false, false}, FSTI_FAR_NO, NULL},
+        {{FST_GDS_STRICT, false, false, true, true}, FSTI_FAR_IF_PROBED, NULL},
+        {{FST_GDS_STRICT, false, false, true, false}, FSTI_FAR_NO, "too small"},
+        {{FST_GDS_STRICT, true, false, false, false}, FSTI_FAR_NO, NULL},
+        {{FST_GDS_OFF, true, true, false, true}, FSTI_FAR_NO, "switched off"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *reason;
+        CHECK_INT(fsti_policy_far(&cases[i].facts, &reason), cases[i].way);
+        CHECK_INT(reason == NULL, cases[i].reason == NULL);
+        if (reason != NULL && cases[i].reason != NULL) CHECK_CONTAINS(reason, cases[i].reason);
+    }
 }
 
 TEST(ways_of_saves)
