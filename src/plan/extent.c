@@ -160,9 +160,10 @@ static uint64_t end_of_chunk(const plan_build *build, const fsti_plan_extent *ex
     return cut > begin ? cut : end;
 }
 
-/// The chunk from `first` on that byte `offset` of the file is in.
+/// The chunk from `first` on that byte `offset` of the file is in: mostly that one.
 static uint32_t chunk_of(const fsti_plan *plan, uint32_t first, uint64_t offset) {
     uint32_t low = first, high = (uint32_t)plan->chunk_count;
+    if (offset < plan->chunks[first].end) return first;
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         if (plan->chunks[middle].begin <= offset)
@@ -180,7 +181,7 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     const fsti_plan_extent *extent = &plan->extents[extent_index];
     uint64_t origin = fsti_align_down(extent->begin, build->rules->is_view ? plan->chunk_bytes
                                                                            : FSTI_PLAN_PAGE_BYTES);
-    uint32_t first = (uint32_t)plan->chunk_count;
+    uint32_t low = (uint32_t)plan->chunk_count;
     for (uint64_t begin = extent->begin; begin < extent->end;) {
         uint64_t end = end_of_chunk(build, extent, origin, begin);
         if (!fsti_array_reserve((void **)&plan->chunks, &build->chunk_capacity, plan->chunk_count,
@@ -195,7 +196,7 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
         uint32_t number = (uint32_t)(extent->segment_first + i);
         if (number < item->segment_first) item->segment_first = number;
         item->segment_end = number + 1;
-        uint32_t low = chunk_of(plan, first, segment->file_offset);
+        low = chunk_of(plan, low, segment->file_offset); // segments lie in the file's order
         uint32_t high = chunk_of(plan, low, fsti_plan_segment_end(segment) - 1);
         if (low < item->chunk_first) item->chunk_first = low;
         if (high + 1 > item->chunk_end) item->chunk_end = high + 1;
