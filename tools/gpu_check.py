@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from gpu_ways import Way, find_ways
+from gpu_ways import OF_FOLDERS, Way, find_ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MIB = 1 << 20
@@ -131,6 +131,13 @@ def make_package(build_folder: pathlib.Path, package: pathlib.Path, options: lis
     shutil.copy(built, target / built.name)
 
 
+def interpreters() -> list[str]:
+    """Pythons that may have torch and peers, the first that has is taken."""
+    named = [os.environ.get("GPU_CHECK_PYTHON", ""), os.fspath(ROOT / ".venv/bin/python"),
+             sys.executable]
+    return [name for name in dict.fromkeys(named) if name and shutil.which(name)]
+
+
 def describe_machine(document: dict, command: pathlib.Path, device: str) -> None:
     """Without these a figure can't be read."""
     def ask(*words: str) -> str:
@@ -158,7 +165,8 @@ def describe_machine(document: dict, command: pathlib.Path, device: str) -> None
         "file_system": ask("findmnt", "-no", "FSTYPE,OPTIONS", "-T", os.fspath(ROOT)),
         "nvidia_fs": os.path.exists("/proc/driver/nvidia-fs"),
         "python": sys.version.split()[0],
-        "torch": ask(sys.executable, "-c", "import torch; print(torch.__version__)"),
+        "torch": {name: ask(name, "-c", "import torch; print(torch.__version__)")
+                  for name in interpreters()},
     }
 
 
@@ -170,10 +178,10 @@ def read_lines(path: str) -> list[str]:
         return []
 
 
-def write_model(path: pathlib.Path, sizes: list[int]) -> None:
+def write_model(path: pathlib.Path, sizes: list[int], first: int = 0) -> None:
     """A file of U8 tensors of these sizes; random, so that nothing can be compressed away."""
     begin, rows = 0, {}
-    for number, size in enumerate(sizes):
+    for number, size in enumerate(sizes, first):
         rows[f"layers.{number}.weight"] = {
             "dtype": "U8", "shape": [size], "data_offsets": [begin, begin + size]}
         begin += size
@@ -190,14 +198,27 @@ def write_model(path: pathlib.Path, sizes: list[int]) -> None:
             os.fsync(file.fileno())
 
 
+def write_shards(folder: pathlib.Path, count: int, sizes: list[int]) -> None:
+    """A model of `count` files of these sizes each."""
+    folder.mkdir()
+    for number in range(count):
+        write_model(folder / f"model-{number + 1:05}-of-{count:05}.safetensors", sizes,
+                    number * len(sizes))
+
+
+def files_of(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a model."""
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
 def prepare(path: pathlib.Path, state: str) -> None:
-    """Bring the file into the page cache, or out of it."""
-    with open(path, "rb") as file:
-        if state == "cold":
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            return
-        while file.read(16 * MIB):
-            pass
+    """Bring the model's files into the page cache, or out of it."""
+    for one in files_of(path):
+        with open(one, "rb") as file:
+            if state == "cold":
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while state != "cold" and file.read(16 * MIB):
+                pass
 
 
 class Bench:
@@ -219,11 +240,12 @@ class Bench:
     def scenario(self, title: str, path: pathlib.Path, state: str, runs: int) -> dict:
         """Time all ways in turns; a way that fails is left out with its reason."""
         samples: dict[str, list[dict]] = {}
-        result: dict = {"title": title, "bytes": path.stat().st_size, "state": state, "rows": [],
-                        "failed": {}}
+        result: dict = {"title": title, "bytes": sum(p.stat().st_size for p in files_of(path)),
+                        "state": state, "rows": [], "failed": {}}
         count = 1 if state == "cold" else 4
+        names = [name for name in self.ways if not path.is_dir() or name in OF_FOLDERS]
         for _ in range(runs):
-            for name in ["ours", *self.ways]:
+            for name in ["ours", *names]:
                 if name in result["failed"] or self.clock.left() < 45:
                     continue
                 prepare(path, state)
@@ -286,7 +308,7 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
 
 SUITE = (("device_test_real_gpu", False), ("device_test_gpu", True),
          ("device_test_gpu_rules", True), ("device_test_gpu_faults", True),
-         ("device_test_gds", True))
+         ("device_test_gpu_again", True), ("device_test_gds", True))
 
 
 def measure_disk(path: pathlib.Path) -> float:
@@ -432,10 +454,8 @@ class Check:
 
     def find_ways(self) -> None:
         """Ours from Python, and the peers."""
-        pythons = [os.environ.get("GPU_CHECK_PYTHON", ""), os.fspath(ROOT / ".venv/bin/python"),
-                   sys.executable]
         self.bench.ways, missing = find_ways(
-            pythons, self.package, self.device, min(120, self.clock.left() / 3))
+            interpreters(), self.package, self.device, min(120, self.clock.left() / 3))
         self.report.document["missing"] = missing
         for name, why in missing.items():
             print(f"  not at hand: {name}: {why}")
@@ -460,6 +480,9 @@ class Check:
         self.scenario(f"{big} MiB, cold disk", one, "cold", 3)
         self.report.step("small files", lambda: write_model(many, [20_000] * count))
         self.scenario(f"{count:,} tensors of 20 kB, page cache", many, "hot", 3)
+        shards = here / "shards"
+        self.report.step("shards", lambda: write_shards(shards, 4, [big * MIB // 32] * 8))
+        self.scenario(f"{big} MiB in 4 files, page cache", shards, "hot", 3)
         memory = pathlib.Path("/dev/shm")
         for title, place, size in ((f"{big} MiB, tmpfs", memory, big),
                                    (f"{huge} MiB, page cache", here, huge)):

@@ -30,6 +30,7 @@ print(json.dumps({{"times": times, "cpu": usage.ru_utime + usage.ru_stime,
 """
 TORCH = """
 import torch
+device = device.replace("hip", "cuda")  # torch's name for a GPU of either kind
 torch.zeros(1, device=device); torch.cuda.synchronize()
 finish = torch.cuda.synchronize
 """
@@ -92,6 +93,9 @@ WAYS = {
                       "        return {n: t.clone() for n, t in f.tensors()}", False),
     "fastsafetensors 0.5": (TORCH + "import fastsafetensors", _LOADER, False),
 }
+# Those that take a folder of shards.
+OF_FOLDERS = ("ours, the extension", "ours, load_file", "ours, load_file, own memory",
+              "ours, safe_open")
 PROBE_S, RUN_S = 60, 60
 
 

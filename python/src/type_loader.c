@@ -232,8 +232,11 @@ static void fill_loader(loader_object *object, start_call *start) {
     object->loader = start->loader;
     object->counts = start->counts;
     object->memory = start->request.memory;
-    // All of the memory is there: what gives it may hold this object, and would never go.
-    if (start->request.options.budget_bytes == 0) fstpy_memory_finish(object->memory);
+    // Where all of the memory is there what gives it is let go: it may hold this object, and would
+    // never go. Of a device, as with a budget, only the first batch's is there.
+    fst_device_kind kind = start->request.options.device.kind;
+    int is_far = kind == FST_DEVICE_CUDA || kind == FST_DEVICE_HIP;
+    if (start->request.options.budget_bytes == 0 && !is_far) fstpy_memory_finish(object->memory);
     start->counts = NULL;
     start->request.memory = NULL;
 }
@@ -295,6 +298,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
         Py_BEGIN_ALLOW_THREADS status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
         Py_END_ALLOW_THREADS if (status == FST_OK) {
             object->is_whole = 1;
+            fstpy_memory_finish(object->memory);
             return tell_progress(object, progress);
         }
         if (status != FST_E_TIMEOUT) break;

@@ -387,6 +387,52 @@ def test_pinned_and_torch_memory(sample):
     """, sample)
 
 
+@pytest.mark.parametrize("memory", ["own", "torch"])
+def test_models_of_several_files_arrive(torch, memory, tmp_path):
+    """Each file is a batch of its own, whose memory is asked for while others are on their way."""
+    for i in range(6):
+        tensors = {f"t{i}.{k}": torch.full((300_000,), float(6 * k + i)) for k in range(10)}
+        save_file(tensors, tmp_path / f"m-{i}.safetensors")
+    run(f"""
+    fake_gpu.give_torch_a_gpu()
+    import glob, weakref
+    import fastsafetensors._gpu as gpu
+    from fastsafetensors.torch import load_file
+    given, take = [], gpu._take_bytes
+    gpu._take_bytes = lambda *args: given.append(args[0]) or take(*args)
+    paths = sorted(glob.glob(path + "/*.safetensors"))
+    for device in (0, 1):
+        for _ in range(2):
+            loaded = load_file(paths, device=f"cuda:{{device}}", memory={memory!r})
+            assert len(loaded) == 60
+            for name, tensor in loaded.items():
+                i, k = map(int, name[1:].split("."))
+                assert (tensor == 6 * k + i).all(), name
+            del loaded, tensor
+    assert len(given) == ({memory!r} == "torch") * 6 * 4, given
+    """, tmp_path)
+
+
+def test_what_gives_memory_goes_with_the_load(sample):
+    """It may hold the load itself: once all is there it is let go."""
+    run("""
+    import weakref
+    import fastsafetensors._core as core
+    class Giver:
+        def __call__(self, size):
+            return fake_gpu.Memory(size, 0)
+    model, giver = core.Model(path), Giver()
+    watch = weakref.ref(giver)
+    fake_gpu.Memory.data_ptr = lambda self: self.address.value
+    loader = giver.loader = model.load(device="cuda:0", allocator=giver)
+    loader.wait()
+    del giver
+    gc.collect()
+    assert watch() is None
+    assert len(list(loader)) == len(model.names())
+    """, sample)
+
+
 def test_tensors_of_a_gpu_are_saved_by_blocks(sample, tmp_path):
     """The writer reads rows of a device; a wrong device is an error."""
     run("""

@@ -46,7 +46,7 @@ def test_it_ends_with_a_report_on_a_bare_machine(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "verdict: suite 0 failed" in done.stdout
     assert [row for row in report["steps"] if row["failed"]] == []
-    assert len(report["scenarios"]) == 5 and report["verdicts"]
+    assert len(report["scenarios"]) == 6 and report["verdicts"]
     assert report["suite"]["device_test_real_gpu"]["passed"] == 9
     limits = report["limits"]
     assert limits["bus_gbps"] > 0 and limits["copy_beside_bus_gbps"] > 0

@@ -9,8 +9,9 @@
 // ---- GPUs. Functions that take a device want its context to be current (enter, leave) unless
 // ---- they say otherwise; all may be called from any thread.
 
-/// Opens a device, once a process; for FST_DEVICE_PINNED any that can lock memory. NULL for the
-/// CPU. Needs no context. Errors: FST_E_UNSUPPORTED, FST_E_ARGUMENT, FST_E_DEVICE.
+/// Opens a device, once a process; for FST_DEVICE_PINNED and index -1 the thread's, or one whose
+/// context the process has already. NULL for the CPU. Needs no context. Errors: FST_E_UNSUPPORTED,
+/// FST_E_ARGUMENT, FST_E_DEVICE.
 fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *error);
 /// Makes the device the thread's, and gives the thread back what it had: its context or device, and
 /// what it may do while graphs are captured.
@@ -23,6 +24,9 @@ int32_t fsti_device_count(fst_device_kind kind);
 fst_device fsti_device_id(const fsti_device *device);
 /// Whether it shares the processors' memory.
 bool fsti_device_unified(const fsti_device *device);
+/// Whether it does, and its driver locks memory and finds it at the same address: tried with a
+/// little, until that works. Needs no context.
+bool fsti_device_shares(fsti_device *device);
 /// Whether it can take chunks apart and convert; compiles the kernel on the first call.
 bool fsti_device_has_kernels(fsti_device *device);
 fst_status fsti_device_parse(const char *text, fst_device *out, fst_error *error);

@@ -21,8 +21,7 @@ static const gpu_symbol symbols[] = {
 #undef GPU_SYMBOL
 };
 
-/// A library that the process has already (a framework's own copy) is taken before another one.
-static void *open_library(const char *const *names) {
+void *fsti_gpu_open_library(const char *const *names) {
     for (int flags = RTLD_NOLOAD; flags >= 0; flags = flags == RTLD_NOLOAD ? 0 : -1)
         for (size_t i = 0; names[i] != NULL; i++) {
             void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | flags);
@@ -82,6 +81,14 @@ static bool start_driver(fsti_gpu_api *api) {
     return code == 0;
 }
 
+int fsti_gpu_errors_begin(const fsti_gpu_api *api) {
+    return api->error_peek == NULL ? 0 : api->error_peek();
+}
+
+void fsti_gpu_errors_end(const fsti_gpu_api *api, int before) {
+    if (before == 0 && api->error_peek != NULL && api->error_peek() != 0) (void)api->error_take();
+}
+
 static void load_driver(fsti_gpu_api *api, fst_device_kind kind) {
     static const char *const cuda[] = {"libcuda.so.1", NULL};
     static const char *const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
@@ -91,11 +98,14 @@ static void load_driver(fsti_gpu_api *api, fst_device_kind kind) {
     api->library = is_cuda ? "libcuda.so.1" : "libamdhip64.so";
     api->status = FST_E_UNSUPPORTED;
     api->owner = getpid();
-    api->handle = open_library(is_cuda ? cuda : hip);
-    if (api->handle == NULL)
+    api->handle = fsti_gpu_open_library(is_cuda ? cuda : hip);
+    if (api->handle == NULL) {
         snprintf(api->reason, sizeof api->reason, "no driver: %s was not found", api->library);
-    else if (find_symbols(api) && start_driver(api))
-        api->status = FST_OK;
+    } else if (find_symbols(api)) {
+        int before = fsti_gpu_errors_begin(api);
+        if (start_driver(api)) api->status = FST_OK;
+        fsti_gpu_errors_end(api, before);
+    }
 }
 
 static fsti_gpu_api drivers[2];

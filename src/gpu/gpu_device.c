@@ -33,13 +33,33 @@ static fst_status check_fork(const fsti_gpu_api *api, fst_error *error) {
                           "with spawn");
 }
 
-/// The thread's current device; 0 where there is none yet.
+/// The thread's current device; -1 where there is none yet.
 static int32_t current_index(const fsti_gpu_api *api) {
     void *context = NULL;
-    int device = 0;
+    int device = -1;
     bool has_contexts = api->kind == FST_DEVICE_CUDA;
-    if (has_contexts && (api->context_current(&context) != 0 || context == NULL)) return 0;
-    return api->context_device(&device) == 0 ? device : 0;
+    if (has_contexts && (api->context_current(&context) != 0 || context == NULL)) return -1;
+    return api->context_device(&device) == 0 ? device : -1;
+}
+
+/// The first device of which the process has a context already: a rank's own, whatever its thread
+/// has. -1: none.
+static int32_t used_index(const fsti_gpu_api *api) {
+    for (int32_t i = 0; api->context_state != NULL && i < api->visible_count; i++) {
+        int device, is_active = 0;
+        unsigned flags;
+        if (api->device_get(&device, i) == 0 &&
+            api->context_state(device, &flags, &is_active) == 0 && is_active != 0)
+            return i;
+    }
+    return -1;
+}
+
+/// The device that "any" means: of memory the one whose context costs nothing more.
+static int32_t chosen_index(const fsti_gpu_api *api, fst_device_kind kind) {
+    int32_t index = current_index(api);
+    if (index < 0 && kind == FST_DEVICE_PINNED) index = used_index(api);
+    return index < 0 ? 0 : index;
 }
 
 static void learn_unified(fsti_device *device) {
@@ -86,7 +106,9 @@ fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *erro
     const fsti_gpu_api *api = driver_of(wanted.kind);
     if (api->status != FST_OK) return unsupported(api, error);
     FST_TRY(check_fork(api, error));
-    int32_t index = wanted.index < 0 ? current_index(api) : wanted.index;
+    int before = fsti_gpu_errors_begin(api);
+    int32_t index = wanted.index < 0 ? chosen_index(api, wanted.kind) : wanted.index;
+    fsti_gpu_errors_end(api, before);
     if (index >= api->visible_count || index >= DEVICE_COUNT_MAX)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
                               "device %s:%d does not exist: there %s %d",
@@ -98,6 +120,7 @@ fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *erro
     if (*place == NULL) status = open_device(api, index, place, error);
     *out = *place;
     pthread_mutex_unlock(&opened.lock);
+    fsti_gpu_errors_end(api, before);
     return status;
 }
 
@@ -117,7 +140,7 @@ bool fsti_device_unified(const fsti_device *device) { return device != NULL && d
 
 /// What a thread had before it entered devices: given back by leave, in turn.
 typedef struct visit {
-    int hip_device, capture_mode;
+    int hip_device, capture_mode, last_error;
 } visit;
 #define VISIT_COUNT_MAX 8
 static _Thread_local visit visits[VISIT_COUNT_MAX];
@@ -137,8 +160,12 @@ fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
     FST_TRY(check_fork(api, error));
     assert(visit_count < VISIT_COUNT_MAX);
     visit *before = &visits[visit_count];
+    before->last_error = fsti_gpu_errors_begin(api);
     int code = select_device(device, before);
-    if (code != 0) return fsti_gpu_error(api, code, "using the device", error);
+    if (code != 0) {
+        fsti_gpu_errors_end(api, before->last_error);
+        return fsti_gpu_error(api, code, "using the device", error);
+    }
     // Somebody may be capturing a graph: allocating, waiting and asking for events would end that,
     // from any thread that has not asked to be let through.
     before->capture_mode = GPU_CAPTURE_RELAXED;
@@ -163,6 +190,7 @@ void fsti_device_leave(const fsti_device *device) {
         api->context_pop(&context);
     else
         api->device_select(before->hip_device);
+    fsti_gpu_errors_end(api, before->last_error);
 }
 
 fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *error) {
@@ -220,7 +248,6 @@ fst_status fsti_device_parse(const char *text, fst_device *out, fst_error *error
         if (*rest == ':' && words[i].may_have_index && parse_index(rest + 1, &device.index))
             rest = "";
         if (*rest != '\0') continue;
-        if (device.kind == FST_DEVICE_PINNED) device.index = 0;
         if (device.kind == FST_DEVICE_KIND_COUNT) device.kind = driver_of(FST_DEVICE_PINNED)->kind;
         *out = device;
         return FST_OK;

@@ -31,13 +31,11 @@ typedef struct hip_compiler {
 
 static bool find_compiler(hip_compiler *compiler, char *reason, size_t reason_size) {
     static const char *const names[] = {"libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5",
-                                        "libhiprtc.so"};
+                                        "libhiprtc.so", NULL};
     static const char *const functions[] = {"hiprtcCreateProgram", "hiprtcCompileProgram",
                                             "hiprtcGetCodeSize", "hiprtcGetCode",
                                             "hiprtcDestroyProgram"};
-    void *handle = NULL, *addresses[5];
-    for (size_t i = 0; i < sizeof names / sizeof *names && handle == NULL; i++)
-        handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    void *handle = fsti_gpu_open_library(names), *addresses[5];
     for (size_t i = 0; handle != NULL && i < 5; i++) {
         addresses[i] = dlsym(handle, functions[i]);
         if (addresses[i] != NULL) continue;
@@ -89,14 +87,17 @@ static const void *binary_for(const fsti_device *device) {
     return NULL;
 }
 
-/// The binary where there is one and the driver takes it (an older one may not), else PTX.
+/// The binary where there is one and the driver takes it (an older one may not), else PTX, which
+/// takes no less memory.
 static int load_for_cuda(const fsti_device *device, void **module) {
     const void *binary = binary_for(device);
     int code = binary == NULL ? GPU_NO_BINARY : device->api->module_load(module, binary);
-    return code == 0 ? 0 : device->api->module_load(module, fsti_kernel_ptx);
+    if (code == 0 || code == GPU_OUT_OF_MEMORY) return code;
+    return device->api->module_load(module, fsti_kernel_ptx);
 }
 
-static bool load_kernels(fsti_device *device) {
+/// Loads them; GPU_KERNELS_MISSING where a later load may be luckier.
+static int load_kernels(fsti_device *device) {
     const fsti_gpu_api *api = device->api;
     char *compiled = NULL, *reason = device->kernels_reason;
     size_t reason_size = sizeof device->kernels_reason;
@@ -108,17 +109,20 @@ static bool load_kernels(fsti_device *device) {
         bool good = compile_for_hip(&compiled, reason, reason_size);
         code = good ? api->module_load(&module, compiled) : 0;
         fsti_free(compiled);
-        if (!good) return false;
+        if (!good) return GPU_KERNELS_FAILED;
     }
+    bool is_loaded = code == 0;
     if (code == 0) code = api->module_function(&device->function, module, KERNEL_NAME);
-    if (code != 0) snprintf(reason, reason_size, "the driver refused the kernel (error %d)", code);
-    return code == 0;
+    if (code == 0) return GPU_KERNELS_READY;
+    if (is_loaded) (void)api->module_unload(module);
+    snprintf(reason, reason_size, "the driver refused the kernel (error %d)", code);
+    // Models are loaded when devices are full.
+    return code == GPU_OUT_OF_MEMORY ? GPU_KERNELS_MISSING : GPU_KERNELS_FAILED;
 }
 
 fst_status fsti_gpu_kernels(fsti_device *device, fst_error *error) {
     pthread_mutex_lock(&device->lock);
-    if (device->kernels == GPU_KERNELS_MISSING)
-        device->kernels = load_kernels(device) ? GPU_KERNELS_READY : GPU_KERNELS_FAILED;
+    if (device->kernels == GPU_KERNELS_MISSING) device->kernels = load_kernels(device);
     bool ready = device->kernels == GPU_KERNELS_READY;
     pthread_mutex_unlock(&device->lock);
     if (ready) return FST_OK;

@@ -74,6 +74,32 @@ static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory
                           "the device has another address for the processors' memory");
 }
 
+/// Enough to be a mapping of its own.
+#define SHARED_TRY_BYTES ((uint64_t)64 << 10)
+
+/// Locks a little memory and lets go of it.
+static bool can_share(const fsti_device *device) {
+    fsti_buffer *memory;
+    if (fsti_buffer_arena(SHARED_TRY_BYTES, &memory, NULL) != FST_OK) return false;
+    bool can = false;
+    if (fsti_device_enter(device, NULL) == FST_OK) {
+        can = register_buffer(device, memory, NULL) == FST_OK;
+        if (can) device->api->host_unregister(memory->data);
+        fsti_device_leave(device);
+    }
+    fsti_buffer_unref(memory);
+    return can;
+}
+
+bool fsti_device_shares(fsti_device *device) {
+    if (!fsti_device_unified(device)) return false;
+    pthread_mutex_lock(&device->lock);
+    if (!device->shares) device->shares = can_share(device);
+    bool shares = device->shares;
+    pthread_mutex_unlock(&device->lock);
+    return shares;
+}
+
 fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                                   fst_error *error) {
     uint64_t available = system_available();

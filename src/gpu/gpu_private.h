@@ -65,6 +65,11 @@
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,  \
        void **extra),                                                                              \
       "cuLaunchKernel", "hipModuleLaunchKernel")                                                   \
+    X(module_unload, (void *module), "cuModuleUnload", "hipModuleUnload")                          \
+    X(context_state, (int device, unsigned *flags, int *is_active), "cuDevicePrimaryCtxGetState",  \
+      NULL)                                                                                        \
+    X(error_peek, (void), NULL, "hipPeekAtLastError")                                              \
+    X(error_take, (void), NULL, "hipGetLastError")                                                 \
     X(error_string, (int code, const char **text), "cuGetErrorString", "hipDrvGetErrorString")
 
 typedef struct fsti_gpu_api {
@@ -98,8 +103,17 @@ enum {
     GPU_EVENT_NO_TIMING = 2,
 };
 
+/// The first of these names (NULL ends them) that is there; what the process has already, a
+/// framework's own copy, is taken before any other. NULL: none.
+void *fsti_gpu_open_library(const char *const *names);
+
 /// The driver of a kind, loaded and initialised on the first call; look at ->status.
 const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind);
+
+/// HIP keeps a thread's last error until somebody asks, and frameworks ask behind each of their
+/// kernels: what our calls met is not for them. Returns what the thread had before.
+int fsti_gpu_errors_begin(const fsti_gpu_api *api);
+void fsti_gpu_errors_end(const fsti_gpu_api *api, int before);
 
 /// An error of the driver: FST_E_NO_MEMORY or FST_E_DEVICE with code, name and words.
 fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error);
@@ -113,12 +127,13 @@ struct fsti_device {
     int32_t index;
     int ordinal;
     void *context;
-    bool unified; ///< memory is shared, and registered memory has one address for both
+    bool unified; ///< memory is shared
     char name[64];
     pthread_mutex_t lock; ///< for what follows
     int kernels;          ///< GPU_KERNELS_*
     void *function;
     char kernels_reason[96];
+    bool shares; ///< it has been seen to find locked memory at its own address
 };
 
 /// Gives memory of a device back, or (`beneath`) unlocks memory and drops it; soon, by another

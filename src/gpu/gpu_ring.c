@@ -114,9 +114,30 @@ static fsti_ring *take_idle(const fsti_device *device) {
     return found;
 }
 
+/// Where memory can't be locked (a limit, WSL) copies are slower, but right: the driver then takes
+/// the bytes before the call returns.
+static bool lock_slot(fsti_ring *ring, uint32_t index) {
+    ring_slot *slot = &ring->slots[index];
+    slot->is_locked =
+        ring->device->api->host_register(ring->memory + index * SLOT_STRIDE, SLOT_STRIDE,
+                                         GPU_HOST_REGISTER_PORTABLE) == 0;
+    if (slot->is_locked) atomic_fetch_add(&locked_bytes, SLOT_STRIDE);
+    return slot->is_locked;
+}
+
+/// What could not be locked for one load may be for the next: tried until one can't be again.
+static void lock_again(fsti_ring *ring) {
+    bool all = true;
+    for (uint32_t i = 0; i < FSTI_RING_SLOT_COUNT_MAX && all; i++)
+        if (ring->slots[i].data != NULL && !ring->slots[i].is_locked) all = lock_slot(ring, i);
+    atomic_store(&ring->has_unlocked, !all);
+}
+
 fst_status fsti_ring_take(fsti_device *device, fsti_ring **out, fst_error *error) {
     *out = take_idle(device);
-    return *out != NULL ? FST_OK : make_ring(device, out, error);
+    if (*out == NULL) return make_ring(device, out, error);
+    if (!fsti_ring_is_locked(*out)) lock_again(*out);
+    return FST_OK;
 }
 
 void fsti_ring_give(fsti_ring *ring) {
@@ -165,13 +186,7 @@ fst_status fsti_ring_slot(fsti_ring *ring, uint32_t index, char **data, fst_erro
     }
     char *memory = ring->memory + index * SLOT_STRIDE;
     fsti_pages_populate(memory, SLOT_STRIDE);
-    // Where memory can't be locked (a limit, WSL) copies are slower, but right: the driver then
-    // takes the bytes before the call returns.
-    slot->is_locked = api->host_register(memory, SLOT_STRIDE, GPU_HOST_REGISTER_PORTABLE) == 0;
-    if (slot->is_locked)
-        atomic_fetch_add(&locked_bytes, SLOT_STRIDE);
-    else
-        atomic_store(&ring->has_unlocked, true);
+    if (!lock_slot(ring, index)) atomic_store(&ring->has_unlocked, true);
     slot->data = *data = memory;
     return FST_OK;
 }

@@ -14,7 +14,13 @@
 #include "io_private.h"
 
 #define HANDLE_TYPE_FD 1 // CU_FILE_HANDLE_TYPE_OPAQUE_FD
-#define PROBE_ATTEMPTS 3
+/// So often in a row read calls must have returned what was read, and no more, for the verdict that
+/// the library's own did.
+#define PROBE_REFUSALS 3
+/// Other threads read as well, by calls that count as much: one quiet attempt is enough.
+#define PROBE_ATTEMPTS 12
+/// What the counter of read calls costs itself to be read, and more.
+#define PROBE_NOISE_BYTES ((uint64_t)8192)
 
 typedef struct gds_error {
     int error, driver_error;
@@ -197,25 +203,33 @@ static void remember(const gds_verdict *verdict) {
     pthread_mutex_unlock(&known.lock);
 }
 
-/// Reads and looks at what this process's read calls returned meanwhile.
-static void try_read(fsti_file *file, const fsti_gds_api *api, void *target, uint64_t size,
+/// Reads and looks at what this process's read calls returned meanwhile; false when others read so
+/// much that nothing can be told.
+static bool try_read(fsti_file *file, const fsti_gds_api *api, void *target, uint64_t size,
                      gds_verdict *verdict) {
-    // Others may read meanwhile: one quiet attempt is enough.
-    for (int attempt = 0; attempt < PROBE_ATTEMPTS && !verdict->is_good; attempt++) {
+    int refusals = 0;
+    for (int attempt = 0;
+         attempt < PROBE_ATTEMPTS && refusals < PROBE_REFUSALS && !verdict->is_good; attempt++) {
         uint64_t before = bytes_by_calls();
         ssize_t got = api->read(file->gds_handle, target, (size_t)size, 0, 0);
         uint64_t after = bytes_by_calls();
         if (got != (ssize_t)size) {
             snprintf(verdict->reason, sizeof verdict->reason, "a read of the file failed (%zd)",
                      got);
-            return;
+            return true;
         }
-        verdict->is_good = before != UINT64_MAX && after - before < size;
+        bool is_known = before != UINT64_MAX;
+        verdict->is_good = is_known && after - before < size;
+        bool is_refusal = !is_known || after - before < size + PROBE_NOISE_BYTES;
+        refusals = is_refusal ? refusals + 1 : 0;
     }
+    bool is_refused = refusals == PROBE_REFUSALS;
     snprintf(verdict->reason, sizeof verdict->reason, "%s",
              verdict->is_good ? "a read of the file went straight to the device"
-                              : "a read of the file went through the processors (compatibility "
-                                "mode: is nvidia-fs loaded?)");
+             : is_refused     ? "a read of the file went through the processors (compatibility "
+                                "mode: is nvidia-fs loaded?)"
+                              : "other threads read too much to tell how reads go: not tried");
+    return verdict->is_good || is_refused;
 }
 
 bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason,
@@ -223,8 +237,9 @@ bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason,
     gds_verdict verdict;
     *is_good = false;
     if (!recall(file->device, is_hip, &verdict)) return false;
-    snprintf(reason, reason_size, "%s", verdict.reason);
-    *is_good = verdict.is_good && register_file(file, get_library(is_hip), reason, reason_size);
+    char refusal[sizeof verdict.reason];
+    *is_good = verdict.is_good && register_file(file, get_library(is_hip), refusal, sizeof refusal);
+    snprintf(reason, reason_size, "%s", verdict.is_good && !*is_good ? refusal : verdict.reason);
     return true;
 }
 
@@ -237,10 +252,11 @@ bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, si
         snprintf(reason, reason_size, "the file is smaller than a page");
         return false;
     }
+    bool is_sure = true;
     if (register_file(file, api, verdict.reason, sizeof verdict.reason))
-        try_read(file, api, target, size, &verdict);
+        is_sure = try_read(file, api, target, size, &verdict);
     snprintf(reason, reason_size, "%s", verdict.reason);
-    remember(&verdict);
+    if (is_sure) remember(&verdict);
     return verdict.is_good;
 }
 

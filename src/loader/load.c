@@ -22,9 +22,10 @@ static fst_status choose_device(fst_loader *loader, fst_error *error) {
     FST_TRY(fsti_device_get(options->device, &loader->device, error));
     fst_unified unified = loader->tuning.unified;
     bool shares = unified == FST_UNIFIED_ON ||
-                  (unified == FST_UNIFIED_AUTO && fsti_device_unified(loader->device));
+                  (unified == FST_UNIFIED_AUTO && fsti_device_shares(loader->device));
     bool is_pinned = options->device.kind == FST_DEVICE_PINNED;
     if (!is_pinned) loader->device_id = fsti_device_id(loader->device);
+    loader->device_id.index = loader->device_id.index < 0 ? 0 : loader->device_id.index;
     // Memory of the caller's is filled the way that its kind needs.
     loader->locks_memory =
         options->allocator == NULL && !has_destinations(loader) && (is_pinned || shares);

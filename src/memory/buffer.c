@@ -41,26 +41,33 @@ void fsti_buffer_live(size_t *count, uint64_t *size_bytes) {
 }
 
 static void release_foreign(fsti_buffer *buffer) {
-    buffer->allocator.release(buffer->allocator.context, buffer->data, buffer->size_bytes);
+    buffer->allocator.release(buffer->allocator.context, buffer->given, buffer->given_bytes);
 }
 
-fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_bytes,
-                               fsti_device *device, fsti_buffer **out, fst_error *error) {
+fst_status fsti_buffer_foreign(const fsti_foreign *wish, fsti_buffer **out, fst_error *error) {
+    const fst_allocator *allocator = wish->allocator;
     // What drivers' allocators promise; without direct reads nothing wants more.
-    uint32_t alignment = device != NULL ? FSTI_DEVICE_ALIGNMENT : FSTI_BUFFER_ALIGNMENT;
-    void *data = allocator->allocate(allocator->context, size_bytes, alignment);
-    if (data == NULL) return fsti_error_memory(error, size_bytes);
+    uint32_t alignment = wish->device != NULL ? FSTI_DEVICE_ALIGNMENT : FSTI_BUFFER_ALIGNMENT;
+    uint64_t bytes = wish->size_bytes;
+    if (wish->at_page && !fsti_add(bytes, FSTI_DEVICE_PAGE_BYTES, &bytes))
+        return fsti_error_memory(error, wish->size_bytes);
+    char *given = allocator->allocate(allocator->context, bytes, alignment);
+    if (given == NULL) return fsti_error_memory(error, bytes);
+    char *data = given;
+    if (wish->at_page) data += -(uintptr_t)given % FSTI_DEVICE_PAGE_BYTES;
     fst_status status = FST_OK;
-    if ((uintptr_t)data % alignment != 0)
+    if ((uintptr_t)given % alignment != 0)
         status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
                                 "the allocator's memory is not aligned to %u bytes", alignment);
     else
-        status = fsti_buffer_wrap(data, size_bytes, release_foreign, out, error);
+        status = fsti_buffer_wrap(data, wish->size_bytes, release_foreign, out, error);
     if (status != FST_OK) {
-        allocator->release(allocator->context, data, size_bytes);
+        allocator->release(allocator->context, given, bytes);
         return status;
     }
     (*out)->allocator = *allocator;
-    (*out)->device = device;
+    (*out)->given = given;
+    (*out)->given_bytes = bytes;
+    (*out)->device = wish->device;
     return FST_OK;
 }

@@ -13,6 +13,8 @@
 #define FSTI_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 #define FSTI_BUFFER_ALIGNMENT 4096u
 #define FSTI_DEVICE_ALIGNMENT 256u
+/// What reads straight to a device keep step with (FSTI_IO_PAGE_BYTES).
+#define FSTI_DEVICE_PAGE_BYTES 4096u
 
 /// A GPU that was opened (gpu/gpu.h); NULL stands for the processors. Never closed.
 typedef struct fsti_device fsti_device;
@@ -35,16 +37,23 @@ struct fsti_buffer {
     bool writable;
     void (*release)(fsti_buffer *buffer); ///< gives `data` back
     fst_allocator allocator;              ///< for release
-    fsti_device *device;                  ///< whose address `data` is, or who has locked it
-    fsti_buffer *beneath;                 ///< of locked memory: the memory
-    atomic_uint_fast64_t promised_bytes;  ///< of an arena: not written to yet, as far as is known
+    char *given;                          ///< what it gave: `data`, or a little before
+    uint64_t given_bytes;
+    fsti_device *device;                 ///< whose address `data` is, or who has locked it
+    fsti_buffer *beneath;                ///< of locked memory: the memory
+    atomic_uint_fast64_t promised_bytes; ///< of an arena: not written to yet, as far as is known
 };
 
 /// Memory of our own, aligned to FSTI_BUFFER_ALIGNMENT; a kept arena if one fits.
 fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error);
-/// Memory from the caller's allocator (copied): of the processors, or of `device`.
-fst_status fsti_buffer_foreign(const fst_allocator *allocator, uint64_t size_bytes,
-                               fsti_device *device, fsti_buffer **out, fst_error *error);
+/// What is wanted of a caller's allocator.
+typedef struct fsti_foreign {
+    const fst_allocator *allocator; ///< copied
+    fsti_device *device;            ///< whose memory it gives; NULL: the processors'
+    uint64_t size_bytes;
+    bool at_page; ///< beginning at a page; a page more is asked for, as allocators promise less
+} fsti_foreign;
+fst_status fsti_buffer_foreign(const fsti_foreign *wish, fsti_buffer **out, fst_error *error);
 /// Takes over `data` of any origin; `release` gives it back. On failure it is not taken.
 fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fsti_buffer *buffer),
                             fsti_buffer **out, fst_error *error);

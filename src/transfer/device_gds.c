@@ -48,10 +48,11 @@ static bool judge_file(fsti_pipeline *pipeline, const fsti_plan_extent *extent) 
     return fsti_gds_probe(file, is_hip, pages, words, size);
 }
 
-/// Judges the files that the plan reads, until one is refused: they lie side by side.
+/// Judges the files that the plan reads, until one is refused: they lie side by side. False, too,
+/// where all of their bytes want to be taken apart, as by the tensors' alignment.
 static bool judge_files(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
-    bool any = false;
+    bool any = plan->extent_count == 0;
     for (size_t i = 0; i < plan->extent_count; i++) {
         fsti_file_route *route = &pipeline->routes[plan->extents[i].file];
         if (!plan->extents[i].linear || atomic_load(&route->is_far)) continue;
@@ -60,23 +61,30 @@ static bool judge_files(fsti_pipeline *pipeline) {
         any = true;
     }
     if (!any)
-        snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason, "nothing to be read whole");
-    return true;
+        snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason,
+                 "no bytes lie in the file as they are to lie on the device");
+    return any;
+}
+
+void fsti_device_lane_look_far(fsti_pipeline *pipeline) {
+    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP;
+    char *reason = pipeline->gds_reason;
+    size_t size = sizeof pipeline->gds_reason;
+    if (pipeline->job.gds == FST_GDS_OFF)
+        snprintf(reason, size, "switched off");
+    else
+        pipeline->may_read_far =
+            fsti_gds_usable(is_hip, pipeline->job.gds == FST_GDS_STRICT, reason, size);
 }
 
 fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, fst_error *error) {
-    bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP, good = false;
-    bool is_demanded = pipeline->job.gds == FST_GDS_STRICT;
-    if (pipeline->job.gds == FST_GDS_OFF) {
-        snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason, "switched off");
-        return FST_OK;
-    }
-    if (fsti_gds_usable(is_hip, is_demanded, pipeline->gds_reason, sizeof pipeline->gds_reason)) {
+    bool good = false;
+    if (pipeline->may_read_far) {
         FST_TRY(fsti_device_lane_begin(pipeline, error));
         good = judge_files(pipeline);
         fsti_device_lane_end(pipeline);
     }
-    if (good || !is_demanded) return FST_OK;
+    if (good || pipeline->job.gds != FST_GDS_STRICT) return FST_OK;
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
                           "gds (GPUDirect Storage) can't be used: %s", pipeline->gds_reason);
 }

@@ -322,7 +322,7 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
         char ring[96] = "";
         if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
             fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
-        snprintf(stats->reason, sizeof stats->reason, "%.160s%.100s%.90s%.120s%s",
+        snprintf(stats->reason, sizeof stats->reason, "%.160s%.100s%.90s%s%s",
                  pipeline->routes[file].reason, pipeline->demotion_reason, ring, words,
                  !pipeline->is_placed                        ? ""
                  : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"

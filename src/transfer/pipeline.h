@@ -83,7 +83,8 @@ struct fsti_pipeline {
     pid_t owner_pid;         ///< threads and locks are not there in a fork's child
     fsti_file_route *routes; ///< by file; of views: none
     atomic_bool *settled;    ///< by item: its destination is the caller's again. NULL: none can be
-    char gds_reason[160];    ///< why files are read straight to the device, or why not
+    bool may_read_far;       ///< there is a library for reads straight to the device
+    char gds_reason[160];    ///< why files are read that way, or why not
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
@@ -178,6 +179,8 @@ fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool w
                                  worker_counts *counts, fst_error *error);
 /// Probes whether files can be read straight to the device; fails only where that was demanded.
 fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, fst_error *error);
+/// Asks whether there is anything to read that way with, which decides how memory is asked for.
+void fsti_device_lane_look_far(fsti_pipeline *pipeline);
 /// Whether a chunk is to be read straight to the device.
 bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk);
 /// Reads a chunk straight to the device, by the lane of the engine for that. *done is false when

@@ -94,8 +94,11 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
 static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                                       fsti_buffer **out, fst_error *error) {
     const fsti_job *job = &pipeline->job;
-    fst_status status =
-        fsti_buffer_foreign(job->allocator, batch->buffer_bytes, job->device, out, error);
+    const fsti_foreign wish = {.allocator = job->allocator,
+                               .device = job->device,
+                               .size_bytes = batch->buffer_bytes,
+                               .at_page = pipeline->may_read_far};
+    fst_status status = fsti_buffer_foreign(&wish, out, error);
     if (job->device == NULL || pipeline->follow == NULL) return status;
     if (status == FST_E_NO_MEMORY) {
         fst_device id = fsti_device_id(job->device);

@@ -90,6 +90,13 @@ static void wake_lane(fsti_pipeline *pipeline) {
     if (pipeline->device_lane != NULL) fsti_device_lane_wake(pipeline);
 }
 
+/// The ring, and whether there is a way around it.
+static fst_status open_ways(fsti_pipeline *pipeline, fst_error *error) {
+    FST_TRY(fsti_device_lane_open(pipeline, error));
+    fsti_device_lane_look_far(pipeline);
+    return FST_OK;
+}
+
 const fsti_sink fsti_sink_device = {
     .has_slots = true,
     .looks_ahead = true,
@@ -98,7 +105,7 @@ const fsti_sink fsti_sink_device = {
     .complete = send_slot,
     .reap = reap_slot,
     .wake = wake_lane,
-    .open = fsti_device_lane_open,
+    .open = open_ways,
     .probe = fsti_device_lane_probe,
     .close = fsti_device_lane_close,
     .explain = fsti_device_lane_explain,

@@ -98,7 +98,19 @@ FUNCTION(cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain)(void **context, in
     return 0;
 }
 
+#if !defined(FAKE_HIP)
+FUNCTION(cuDevicePrimaryCtxGetState, )(int device, unsigned *flags, int *is_active) {
+    BEGIN("cuDevicePrimaryCtxGetState");
+    *flags = 0;
+    *is_active = (fake_number(CONTEXTS) >> device & 1) != 0;
+    return 0;
+}
+#endif
+
 #if defined(FAKE_HIP)
+FUNCTION(, hipPeekAtLastError)(void) { return fake_last_error(); }
+FUNCTION(, hipGetLastError)(void) { return fake_error_take(); }
+
 // As ROCm's runtime: pushing a context makes its device the thread's, popping it does not give the
 // thread back what it had.
 static _Thread_local int current;
@@ -261,13 +273,24 @@ static int check_image(const char *image) {
 }
 
 static char module, function_handle;
+_Thread_local bool fake_loaded_module;
 
 FUNCTION(cuModuleLoadData, hipModuleLoadData)(void **out, const void *image) {
     BEGIN_IN_CONTEXT("cuModuleLoadData");
     fake_number_add(MODULE_CALLS, 1);
+    fake_loaded_module = true;
     fake_sleep_us(fake_number(MODULE_US));
     *out = &module;
-    return fake_number(NO_KERNELS) != 0 ? INVALID_IMAGE : check_image(image);
+    int code = fake_number(NO_KERNELS) != 0 ? INVALID_IMAGE : check_image(image);
+    if (code == 0) fake_number_add(MODULES, 1);
+    return fake_error(code);
+}
+
+FUNCTION(cuModuleUnload, hipModuleUnload)(void *loaded) {
+    END_IN_CONTEXT("cuModuleUnload");
+    if (loaded != &module) return INVALID_HANDLE;
+    fake_number_add(MODULES, -1);
+    return 0;
 }
 
 FUNCTION(cuModuleGetFunction, hipModuleGetFunction)(void **function, void *from, const char *name) {

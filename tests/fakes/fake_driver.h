@@ -25,6 +25,8 @@ enum { DEVICE_COUNT_MAX = 8, CONTEXT_DEPTH_MAX = 16 };
 
 /// The device that calls of this thread are for; -1: none (HIP's threads always have one).
 int fake_current_device(void);
+/// The thread has loaded a module.
+extern _Thread_local bool fake_loaded_module;
 /// The process that started the driver: others must not use it.
 bool fake_is_owner(void);
 

@@ -2,7 +2,8 @@
 /// Stand-ins for cuFile and (FAKE_HIP) hipFile. FAKE_GDS_MODE in the environment when the driver
 /// opens, or fake_gds_set("mode", ..): 0 reads straight to the device (through a mapping, so that
 /// no read call is counted), 1 is the compatibility mode (pread), 2 does not start, 3 refuses
-/// files. "fail_at": the n-th read from now fails; "short_at": it comes short. Reads are counted,
+/// files. "fail_at": the n-th read from now fails; "short_at": it comes short;
+/// "noisy": so many reads from now somebody else reads as well. Reads are counted,
 /// and must be whole pages of device memory.
 #include <errno.h>
 #include <fcntl.h>
@@ -37,11 +38,23 @@ typedef struct descriptor {
     const void *operations;
 } descriptor;
 
-static atomic_long mode, fail_at, short_at, reads, handles, opens;
+static atomic_long mode, fail_at, short_at, noisy, reads, handles, opens;
+
+/// Another thread of the program reads more than the library does.
+static void make_noise(void) {
+    static char bytes[200000];
+    int fd = atomic_load(&noisy) > 0 && atomic_fetch_sub(&noisy, 1) > 0
+                 ? open("/proc/self/exe", O_RDONLY | O_CLOEXEC)
+                 : -1;
+    if (fd < 0) return;
+    (void)!read(fd, bytes, sizeof bytes);
+    close(fd);
+}
 
 EXPORT void fake_gds_set(const char *name, long value) {
     atomic_long *number = strcmp(name, "mode") == 0      ? &mode
                           : strcmp(name, "fail_at") == 0 ? &fail_at
+                          : strcmp(name, "noisy") == 0   ? &noisy
                                                          : &short_at;
     atomic_store(number, value);
 }
@@ -89,13 +102,14 @@ EXPORT ssize_t NAME(cuFileRead, hipFileRead)(void *handle, void *base, size_t si
     int fd = (int)(intptr_t)handle - 1;
     char *target = (char *)base + base_offset;
     atomic_fetch_add(&reads, 1);
+    make_noise();
     if (((uintptr_t)target | size | (size_t)offset) % 4096 != 0) return -IO_NOT_SUPPORTED;
     if (atomic_load(&fail_at) > 0 && atomic_fetch_sub(&fail_at, 1) == 1) {
         errno = EIO;
         return -1;
     }
     if (atomic_load(&short_at) > 0 && atomic_fetch_sub(&short_at, 1) == 1 && size > 8192)
-        size = 8192;
+        size = 10001; // within a page, as the real one may
     return atomic_load(&mode) == 1 ? pread(fd, target, size, offset)
                                    : read_straight(fd, target, size, offset);
 }

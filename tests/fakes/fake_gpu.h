@@ -20,12 +20,15 @@
 typedef void (*fake_gpu_set_function)(const char *name, long value);
 typedef void (*fake_gpu_fail_function)(const char *function, long nth_call, long code);
 /// Counters: allocations, allocated_bytes, locked_bytes, contexts (bits of devices), streams,
-/// events, calls, copies, launches, copied_out, pageable (copies of memory that is not locked),
+/// events, calls, copies, launches, copied_out, out_ahead (of these, asked
+/// for while another one was on its way), pageable (copies of memory that is not locked),
 /// bus_idle_us (pauses of less than 5 ms between copies, where bus_mbps is set),
 /// overwritten (copies whose source was written to before they were done),
-/// alloc_calls, free_calls, lock_calls, stream_calls, module_calls, binaries, queries,
+/// alloc_calls, free_calls, lock_calls, stream_calls, module_calls, modules, module_copies (by
+/// threads that have loaded a module before), binaries, queries,
 /// blocking_waits, broken_captures, first_copy_calls and first_copy_allocs (as they were at the
-/// first copy since copies was set to 0), depth (contexts pushed by this thread), fail_left.
+/// first copy since copies was set to 0), depth (contexts pushed by this thread), fail_left,
+/// last_error (of this thread, which HIP keeps until somebody asks).
 typedef long (*fake_gpu_get_function)(const char *name);
 /// Queues a delay and then a fill of memory on a stream.
 typedef void (*fake_gpu_fill_function)(void *stream, long delay_us, void *target, int byte,

@@ -3,6 +3,7 @@
 /// more; who frees or unlocks what a queued copy still uses is told by
 /// abort(). The bus is a clock: copies of all streams take turns on it.
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +85,7 @@ FUNCTION(cuMemAlloc_v2, hipMalloc)(uint64_t *address, size_t size) {
     }
     pthread_mutex_unlock(&state.lock);
     *address = (uintptr_t)memory;
-    return memory == NULL ? OUT_OF_MEMORY : 0;
+    return fake_error(memory == NULL ? OUT_OF_MEMORY : 0);
 }
 
 /// What a queued copy reads or writes must not go: with memory that others hand out again, the
@@ -121,10 +122,10 @@ FUNCTION(cuMemFree_v2, hipFree)(uint64_t address) {
 }
 
 FUNCTION(cuMemHostRegister_v2, hipHostRegister)(void *address, size_t size, unsigned flags) {
-    (void)flags;
     BEGIN_IN_CONTEXT("cuMemHostRegister");
+    if (flags > 1) return INVALID_VALUE; // 1: for all contexts; what else there is nobody means
     fake_number_add(LOCK_CALLS, 1);
-    if (fake_number(NO_LOCK) != 0) return OUT_OF_MEMORY;
+    if (fake_number(NO_LOCK) != 0) return fake_error(OUT_OF_MEMORY);
     pthread_mutex_lock(&locking);
     fake_sleep_us(fake_number(LOCK_US) + fake_number(LOCK_MIB_US) * (long)(size >> 20));
     pthread_mutex_unlock(&locking);
@@ -256,6 +257,7 @@ __attribute__((visibility("default"))) void fake_gpu_on_first_copy(void (*hook)(
 
 /// What had been asked of the driver when the first copy was queued.
 static void note_first_copy(void) {
+    if (fake_loaded_module) fake_number_add(MODULE_COPIES, 1);
     if (fake_number_add(COPIES, 1) != 0) return;
     fake_number_set(FIRST_COPY_CALLS, fake_number(CALLS));
     fake_number_set(FIRST_COPY_ALLOCS, fake_number(ALLOC_CALLS));
@@ -281,6 +283,13 @@ FUNCTION(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(uint64_t target, const void *
     return 0;
 }
 
+static atomic_int coming; ///< copies back that are not done
+
+static void copy_back(fake_work *work) {
+    copy(work);
+    atomic_fetch_sub(&coming, 1);
+}
+
 FUNCTION(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *target, uint64_t source, size_t size,
                                                    void *stream) {
     BEGIN_IN_CONTEXT("cuMemcpyDtoHAsync");
@@ -288,7 +297,8 @@ FUNCTION(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *target, uint64_t source
     if (!is_device_memory(source, size) && !is_locked((void *)(uintptr_t)source, size))
         return ILLEGAL_ADDRESS;
     fake_number_add(COPIED_OUT, 1);
-    fake_work work = {.run = copy,
+    if (atomic_fetch_add(&coming, 1) > 0) fake_number_add(OUT_AHEAD, 1);
+    fake_work work = {.run = copy_back,
                       .target = target,
                       .source = (void *)(uintptr_t)source,
                       .size = size,

@@ -59,6 +59,7 @@ long fake_depth(void);
 
 EXPORT long fake_gpu_get(const char *name) {
     if (strcmp(name, "depth") == 0) return fake_depth();
+    if (strcmp(name, "last_error") == 0) return fake_last_error();
     if (strcmp(name, "fail_left") == 0) return fake_number(FAIL_AT);
     return atomic_load(&find_number(name)->value);
 }
@@ -121,9 +122,24 @@ static int asked_failure(const char *function) {
     return fails ? (int)fake_number(FAIL_CODE) : 0;
 }
 
-int fake_call_begin(const char *function) {
-    int code = broken_rule(function);
-    return code != 0 ? code : asked_failure(function);
+static _Thread_local int last_error;
+
+int fake_error(int code) {
+    if (code != 0) last_error = code;
+    return code;
 }
 
-int fake_call_end(const char *function) { return broken_rule(function); }
+int fake_last_error(void) { return last_error; }
+
+int fake_error_take(void) {
+    int code = last_error;
+    last_error = 0;
+    return code;
+}
+
+int fake_call_begin(const char *function) {
+    int code = broken_rule(function);
+    return fake_error(code != 0 ? code : asked_failure(function));
+}
+
+int fake_call_end(const char *function) { return fake_error(broken_rule(function)); }

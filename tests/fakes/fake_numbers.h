@@ -47,6 +47,8 @@
     X(LOCK_CALLS, "lock_calls", 0)                                                                 \
     X(STREAM_CALLS, "stream_calls", 0)                                                             \
     X(MODULE_CALLS, "module_calls", 0)                                                             \
+    X(MODULES, "modules", 0)                                                                       \
+    X(MODULE_COPIES, "module_copies", 0)                                                           \
     X(BINARIES, "binaries", 0)                                                                     \
     X(QUERIES, "queries", 0)                                                                       \
     X(BLOCKING_WAITS, "blocking_waits", 0)                                                         \
@@ -54,6 +56,7 @@
     X(FIRST_COPY_CALLS, "first_copy_calls", 0)                                                     \
     X(FIRST_COPY_ALLOCS, "first_copy_allocs", 0)                                                   \
     X(COPIED_OUT, "copied_out", 0)                                                                 \
+    X(OUT_AHEAD, "out_ahead", 0)                                                                   \
     X(BUS_IDLE_US, "bus_idle_us", 0)                                                               \
     X(OVERWRITTEN, "overwritten", 0)                                                               \
     X(PAGEABLE, "pageable", 0)
@@ -77,6 +80,11 @@ int fake_call_begin(const char *function);
 /// The same for calls that give something back: what fails there is lost, so no failure is asked
 /// for.
 int fake_call_end(const char *function);
+/// The code of a call that failed, which becomes the thread's last error, as HIP keeps it.
+int fake_error(int code);
+int fake_last_error(void);
+/// Returns it, and forgets it.
+int fake_error_take(void);
 /// Sleeps; nothing for 0.
 void fake_sleep_us(long us);
 /// The thread's mode of capture: swapped.

@@ -158,7 +158,8 @@ bool gpu_is_clean(const gpu_fake *driver) {
     if (buffers != 0 || driver->get("depth") != 0) return false;
     return driver->get("allocations") == 0 && driver->get("locked_bytes") == 0 &&
            driver->get("streams") == 0 && driver->get("events") == 0 &&
-           driver->get("overwritten") == 0 && fst_memory_pinned() == 0;
+           driver->get("overwritten") == 0 && fst_memory_pinned() == 0 &&
+           (driver->kind != FST_DEVICE_HIP || driver->get("last_error") == 0);
 }
 
 /// Reads everything, in slices, with and without conversions.

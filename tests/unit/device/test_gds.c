@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "check.h"
 #include "fixture.h"
+#include "gpu/gpu.h"
 #include "gpu_fixture.h"
 #include "io/io.h"
 
@@ -24,8 +25,9 @@ static void find_library(const char *name) {
     fsti_gds_forget_verdicts();
 }
 
-/// A file on a file system that takes O_DIRECT, not in the page cache; NULL where there is none.
-static fst_model *cold_model(void) {
+/// A file on a file system that takes O_DIRECT, not in the page cache, whose tensors begin at
+/// `place` modulo 16 (8 or 0); NULL where there is none.
+static fst_model *cold_model_at(size_t place) {
     // At places that kernels like: others are scattered, which is not for reads straight there.
     char json[1200] = "{";
     for (size_t i = 0; i < 8; i++)
@@ -33,7 +35,7 @@ static fst_model *cold_model(void) {
                 "%s\"t%zu\":{\"dtype\":\"U8\",\"shape\":[3000000],\"data_offsets\":[%zu,%zu]}",
                 i > 0 ? "," : "", i, i * 3000000, (i + 1) * 3000000);
     strcat(json, "}");
-    while ((strlen(json) + 8) % 16 != 0) strcat(json, " ");
+    while ((strlen(json) + 8) % 16 != place) strcat(json, " ");
     const char *path = fixture_model("cold", json, 24000000);
     fsti_file *file;
     if (fsti_file_open(path, &file, NULL) != FST_OK) abort();
@@ -44,6 +46,7 @@ static fst_model *cold_model(void) {
     if (!direct) check_skip_reason = "the temporary folder takes no O_DIRECT";
     return direct ? gpu_open_model(path) : NULL;
 }
+static fst_model *cold_model(void) { return cold_model_at(0); }
 
 TEST(absent_bytes_go_straight_to_the_device)
 {
@@ -131,6 +134,109 @@ TEST(compatibility_mode_is_refused)
         fst_model_close(model);
     }
     set("mode", 0);
+    CHECK(gpu_is_clean(driver));
+}
+
+static int given, taken_back;
+
+/// As a framework's caching allocator: at a multiple of 512 within what the driver gave.
+static void *give_memory(void *context, size_t size, size_t alignment) {
+    fsti_buffer *memory;
+    fsti_buffer **place = context;
+    (void)alignment;
+    if (fsti_buffer_device((*place)->device, size + 512, &memory, NULL) != FST_OK) return NULL;
+    place[++given] = memory;
+    return memory->data + 512;
+}
+
+static void take_memory(void *context, void *pointer, size_t size) {
+    fsti_buffer **place = context;
+    (void)size;
+    for (int i = 1; i <= given; i++) {
+        if (place[i] == NULL || place[i]->data + 512 != pointer) continue;
+        fsti_buffer_unref(place[i]);
+        place[i] = NULL;
+        taken_back++;
+    }
+}
+
+TEST(memory_of_a_framework_is_read_to)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    set("mode", 0);
+    fst_model *model = cold_model();
+    if (model == NULL) return;
+    fsti_device *device;
+    fsti_buffer *buffers[16] = {0};
+    CHECK_INT(fsti_device_get((fst_device){FST_DEVICE_CUDA, 0}, &device, NULL), FST_OK);
+    CHECK_INT(fsti_buffer_device(device, 4096, &buffers[0], NULL), FST_OK); // tells which device
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    fst_allocator allocator = {.context = buffers, .allocate = give_memory, .release = take_memory};
+    options.allocator = &allocator;
+    options.gds = FST_GDS_STRICT;
+    fst_load_stats stats;
+    CHECK(gpu_same_load(model, &options, &stats));
+    CHECK(stats.gds_bytes >= 24000000 - 8192);
+    CHECK(given > 0 && taken_back == given);
+    fsti_buffer_unref(buffers[0]);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(what_has_to_be_taken_apart_is_refused_where_it_was_demanded)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    set("mode", 0);
+    fst_model *model = cold_model_at(8);
+    if (model == NULL) return;
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    fst_loader *loader = NULL;
+    fst_load_stats stats;
+    fst_error error;
+    options.gds = FST_GDS_STRICT;
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
+    CHECK(loader == NULL);
+    CHECK_CONTAINS(error.message, "gds (GPUDirect Storage) can't be used: no bytes lie");
+    options.gds = FST_GDS_AUTO;
+    CHECK(gpu_same_load(model, &options, &stats));
+    CHECK_INT(stats.gds_bytes, 0);
+    CHECK_CONTAINS(stats.reason, "gds: no bytes lie");
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(others_who_read_decide_nothing)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    for (long mode = 0; mode < 2; mode++) {
+        fst_model *model = cold_model();
+        if (model == NULL) return;
+        fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+        fst_load_stats stats;
+        set("mode", mode);
+        options.gds = FST_GDS_AUTO;
+        set("noisy", 1000);
+        fsti_gds_forget_verdicts();
+        CHECK(gpu_same_load(model, &options, &stats));
+        CHECK_INT(stats.gds_bytes, 0);
+        CHECK_CONTAINS(stats.reason, "other threads read");
+        // It was no verdict; and of some noise the rest is quiet enough.
+        fixture_evict(fixture_path("cold"));
+        set("noisy", 5);
+        CHECK(gpu_same_load(model, &options, &stats));
+        CHECK_INT(stats.gds_bytes > 0, mode == 0);
+        CHECK_CONTAINS(stats.reason, mode == 0 ? "went straight to" : "compatibility");
+        fixture_evict(fixture_path("cold"));
+        CHECK(gpu_same_load(model, &options, &stats)); // as is remembered now
+        CHECK_CONTAINS(stats.reason, mode == 0 ? "went straight to" : "compatibility");
+        fst_model_close(model);
+    }
+    set("mode", 0);
+    set("noisy", 0);
+    fsti_gds_forget_verdicts();
     CHECK(gpu_is_clean(driver));
 }
 

@@ -318,6 +318,7 @@ TEST(saves_bring_blocks_through_locked_memory)
     }
     fst_loader_close(loader);
     long pageable = driver->get("pageable"), out = driver->get("copied_out");
+    long ahead = driver->get("out_ahead");
     driver->set("delay_us", 500);
     fst_save_options save = {.struct_size = sizeof save};
     fst_writer *writer;
@@ -326,6 +327,7 @@ TEST(saves_bring_blocks_through_locked_memory)
     fst_writer_close(writer);
     driver->set("delay_us", 0);
     CHECK(driver->get("copied_out") - out >= 28);
+    CHECK(driver->get("out_ahead") > ahead); // one comes while the one before is written
     CHECK_INT(driver->get("pageable") - pageable, 0);
     CHECK(driver->get("stream_calls") - streams <= 2); // the load's, which the save goes on with
     fst_model *saved = gpu_open_model(fixture_path("saved"));

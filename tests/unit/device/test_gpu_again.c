@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+/// GPUs, by stand-ins for their drivers: what failed once is tried again, what can't be had is done
+/// without, and no load leaves a process with more than it asked for.
+#include <dlfcn.h>
+#include <fastsafetensors.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "gpu/gpu.h"
+#include "gpu_fixture.h"
+
+/// Each test has devices that no other one has opened: of some things they know for good.
+enum { DEVICE_COUNT = 8, SHARED_DEVICE = 3 };
+__attribute__((constructor)) static void give_devices(void) {
+    for (size_t k = 0; k < 2; k++) gpu_fake_of(k)->set("devices", DEVICE_COUNT);
+}
+
+TEST(locked_memory_makes_no_context_of_its_own)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_open_model(fixture_tensors("small", 4, 100000));
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 1);
+    fst_device any;
+    CHECK(gpu_same_load(model, &options, NULL));
+    CHECK_INT(driver->get("contexts"), 2);
+    CHECK_INT(fst_device_parse("pinned", &any, NULL), FST_OK);
+    options.device = any;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, NULL), FST_OK);
+    fst_device device = gpu_view_of(tensor).device;
+    CHECK(device.kind == FST_DEVICE_PINNED && device.index == 0); // it is no device's
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    CHECK_INT(driver->get("contexts"), 2);
+    // HIP's threads have a device from the beginning.
+    const gpu_fake *hip = gpu_fake_of(1);
+    CHECK_INT(hip->get("contexts"), 0);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(a_kernel_is_loaded_when_there_is_memory_again)
+{
+    static const char *const calls[] = {"cuModuleLoadData", "cuModuleGetFunction"};
+    const gpu_fake *driver = gpu_fake_of(1); // of CUDA's device 1 the kernel is there
+    fst_model *model = gpu_mixed_model();
+    for (size_t i = 0; i < 2; i++) {
+        fst_load_options options = gpu_options_on(FST_DEVICE_HIP, (int32_t)i);
+        options.convert = 1;
+        options.dtype = FST_DTYPE_F32;
+        driver->fail(calls[i], 1, 2);
+        CHECK(gpu_same_load(model, &options, NULL));
+        driver->fail(NULL, 0, 0);
+        long launches = driver->get("launches");
+        CHECK(gpu_same_load(model, &options, NULL));
+        CHECK(driver->get("launches") > launches);
+        CHECK_INT(driver->get("modules"), i + 1); // one was unloaded, whose function was not found
+    }
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(kernels_are_loaded_while_reads_run)
+{
+    // By a thread of its own: whoever reads and copies does not wait for it before its first read.
+    // Should that thread be late, somebody else loads; not each time.
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_mixed_model();
+    bool apart = false;
+    driver->set("module_us", 20000);
+    for (int32_t index = 4; index < DEVICE_COUNT && !apart; index++) {
+        fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, index);
+        options.convert = 1;
+        options.dtype = FST_DTYPE_F32;
+        fst_loader *loader;
+        long modules = driver->get("module_calls"), copies = driver->get("module_copies");
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        fst_loader_close(loader);
+        CHECK(driver->get("module_calls") > modules);
+        apart = driver->get("module_copies") == copies;
+    }
+    CHECK(apart);
+    driver->set("module_us", 0);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(loads_wait_for_no_work_of_others)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_open_model(fixture_tensors("others", 4, 3000000));
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 1);
+    fst_loader *loader;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK); // memory and locks are there now
+    fst_loader_close(loader);
+    fsti_device_settle();
+    driver->hold(NULL); // the default stream, which streams that are not told otherwise wait for
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_status status = fst_loader_wait(loader, 10000, NULL);
+    driver->let_go();
+    fst_loader_close(loader);
+    CHECK_INT(status, FST_OK);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(who_waits_long_sleeps)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_open_model(fixture_tensors("slow", 8, 3000000));
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 1);
+    long waits = driver->get("blocking_waits");
+    driver->set("delay_us", 30000);
+    CHECK(gpu_same_load(model, &options, NULL));
+    driver->set("delay_us", 0);
+    CHECK(driver->get("blocking_waits") > waits);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(memory_is_locked_when_that_works_again)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_model *model = gpu_open_model(fixture_tensors("locked", 4, 3000000));
+        fst_load_options options = gpu_options_on(driver->kind, 1);
+        fst_load_stats stats;
+        fst_memory_trim();
+        driver->set("no_lock", 1);
+        for (int round = 0; round < 2; round++) {
+            CHECK(gpu_same_load(model, &options, &stats));
+            CHECK_CONTAINS(stats.reason, "not all of them locked");
+        }
+        driver->set("no_lock", 0);
+        CHECK(gpu_same_load(model, &options, &stats));
+        CHECK(strstr(stats.reason, "not all of them locked") == NULL);
+        CHECK(driver->get("locked_bytes") > 0);
+        fst_model_close(model);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(shared_memory_that_can_not_be_locked_is_copied_to)
+{
+    static const char *const settings[] = {"no_lock", "other_address"};
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_model *model = gpu_open_model(fixture_tensors("shared", 4, 3000000));
+        fst_load_options options = gpu_options_on(driver->kind, SHARED_DEVICE);
+        fst_load_stats stats;
+        driver->set("integrated", 1); // asked when the device is opened: here
+        for (size_t i = 0; i < 2; i++) {
+            driver->set(settings[i], 1);
+            CHECK(gpu_same_load(model, &options, &stats));
+            CHECK_INT(stats.device_bytes, 12000000);
+            driver->set(settings[i], 0);
+        }
+        CHECK(gpu_same_load(model, &options, &stats));
+        CHECK_INT(stats.device_bytes, 0);
+        driver->set("integrated", 0);
+        fst_model_close(model);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(errors_that_were_dealt_with_are_not_left_to_the_caller)
+{
+    const gpu_fake *driver = gpu_fake_of(1);
+    int (*take)(void), (*allocate)(uint64_t *, size_t);
+    void *handle = dlopen(driver->name, RTLD_NOW);
+    gpu_find_hook(handle, "hipGetLastError", &take);
+    gpu_find_hook(handle, "hipMalloc", &allocate);
+    fst_model *model = gpu_open_model(fixture_tensors("quiet", 4, 3000000));
+    fst_load_options options = gpu_options_on(FST_DEVICE_HIP, 1);
+    fst_loader *loader;
+    fst_memory_trim();
+    driver->set("memory", 4 << 20);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_E_NO_MEMORY);
+    driver->set("memory", 1l << 32);
+    CHECK_INT(take(), 0);
+    driver->set("no_lock", 1);
+    options.device.kind = FST_DEVICE_HIP;
+    CHECK(gpu_same_load(model, &options, NULL));
+    CHECK_INT(take(), 0);
+    driver->set("no_lock", 0);
+    // What the caller's own calls met is the caller's.
+    uint64_t address;
+    driver->fail("cuMemAlloc", 1, 2);
+    CHECK_INT(allocate(&address, 100), 2);
+    CHECK(gpu_same_load(model, &options, NULL));
+    CHECK_INT(take(), 2);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
