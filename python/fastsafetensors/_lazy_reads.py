@@ -83,6 +83,7 @@ class _Window:
         self.first, self.end = first, end  # places of the tensors
         self.before: _Window | None = None
         self.is_last = True
+        self.is_dropped = False  # its loader is closed, maybe under who waits for a box
 
 
 class LazyReads:
@@ -195,6 +196,9 @@ class LazyReads:
                 tensor = make_item(found[0].loader, found[1])
             except (error_class(), OSError, MemoryError):
                 self._give_up(found[0])  # it may be another tensor's; this one is read alone
+            except (RuntimeError, ValueError):  # cancelled, or closed
+                if not found[0].is_dropped:
+                    raise
         if tensor is None:
             tensor = self._read_alone(stored, bounds, size)
         if not to_copy or self._shares:
@@ -352,9 +356,15 @@ class LazyReads:
             for place, bounds in [key for key, (of, _) in self._expected.items() if of is window]:
                 del self._expected[place, bounds]
                 self._habits.get(self._order[place].habit, {}).pop(bounds, None)  # it is no habit
-            self._bytes_read += int(window.loader.stats()["bytes_read"])
-            window.loader.close()
+            self._end(window)
             window = window.before
+
+    def _end(self, window: _Window) -> None:
+        if window.is_dropped:
+            return
+        self._bytes_read += int(window.loader.stats()["bytes_read"])
+        window.is_dropped = True  # first: who waits is woken by what follows
+        window.loader.close()
 
     def _give_up(self, window: _Window) -> None:
         with self._lock:
@@ -370,8 +380,7 @@ class LazyReads:
             self._kept = None
             window, self._window = self._window, None
             while window is not None:
-                self._bytes_read += int(window.loader.stats()["bytes_read"])
-                window.loader.close()
+                self._end(window)
                 window = window.before
 
 

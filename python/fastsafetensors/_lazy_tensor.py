@@ -9,11 +9,13 @@ What may write to that has a copy of its own: the file's pages are everybody's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import _view_geometry as geometry
 from ._lazy_reads import Bounds, Stored
+from ._lazy_writers import WATCH, WRITES, Watch, address_of, tensors_in, way_of
 from ._torch_installed import torch as _torch
 from ._view_geometry import View
 
@@ -49,7 +51,9 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
     _reads: Reads
     _stored: Stored
     _view: View
-    _cell: list[Any]  # [the plain tensor once it was read, whether its memory is shared]
+    # [the plain tensor once it was read, whether its memory is shared], and True where it is no
+    # longer what was promised: t_(), and half() of the module that it is a parameter of.
+    _cell: list[Any]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,9 +62,10 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
         if handler is not None:
             own = args[0] if args else None
             if isinstance(own, LazyTensor):
-                data, is_shared = own._cell
-                if data is not None and not is_shared and handler in _VIEW_MAKERS:
-                    return func(data, *args[1:], **(kwargs or {}))
+                cell = own._cell
+                if cell[0] is not None and handler in (
+                        _OF_CHANGED if len(cell) > 2 else _NONE if cell[1] else _VIEW_MAKERS):
+                    return func(cell[0], *args[1:], **(kwargs or {}))
                 result = handler(func, args, kwargs or {})
                 if result is not NotImplemented:
                     return result
@@ -73,15 +78,30 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
             return _alias(args[0])
         if func is _COPY and args[0].device.type == "meta" and isinstance(args[1], LazyTensor):
             return func(args[0], _twin(args[1]), *args[2:], **(kwargs or {}))
-        return _call(func, args, kwargs or {}, func._schema.is_mutable)
+        return _call(func, args, kwargs or {}, way_of(func, kwargs))
+
+    @property
+    def _is_param(self) -> bool:
+        """Whether it is a Parameter: torch says so of what is not made by its own class."""
+        return bool(self.__dict__.get("_is_parameter", False))
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        self.__dict__["_is_parameter"] = value
+        if value and self.requires_grad:
+            _become_parameter(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the plain tensor."""
-        return read(self).__reduce_ex__(protocol)
+        return _plain_kind(self, read(self)).__reduce_ex__(protocol)
+
+    def _settle(self) -> Any:
+        """The plain tensor, for who saves it."""
+        return read(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy the bytes."""
-        return memo.setdefault(id(self), read(self).clone())
+        return memo.setdefault(id(self), _plain_kind(self, read(self).detach().clone()))
 
 
 def make_lazy(reads: Reads, stored: Stored) -> LazyTensor:
@@ -107,9 +127,11 @@ def _another(own: LazyTensor, view: View) -> LazyTensor:
 
 
 def _alias(own: LazyTensor) -> LazyTensor:
-    """Another promise of the same view, and of the same memory when it is read."""
+    """Another promise of the same view, and of the same memory when it is read; no gradient."""
     made = _another(own, own._view)
-    made._cell = own._cell
+    data = own._cell[0]
+    has_gradient = data is not None and data.requires_grad
+    made._cell = [data.detach(), *own._cell[1:]] if has_gradient else own._cell
     return made
 
 
@@ -132,6 +154,25 @@ def _take(own: LazyTensor) -> Any:
         if own._cell[1]:
             own._cell[:] = data.clone(), False
         return own._cell[0]
+
+
+def _plain_kind(own: LazyTensor, data: Any) -> Any:
+    """A plain tensor as the Parameter that the promise is, or with its gradient's wish."""
+    if own._is_param:
+        return _torch.nn.Parameter(data, requires_grad=own.requires_grad)
+    return data.requires_grad_(own.requires_grad) if data.is_leaf else data
+
+
+def _become_parameter(own: LazyTensor) -> None:
+    """Be a plain Parameter from now on, the same object, on the memory that was read for it.
+
+    Gradients, and torch's own code that gathers them (DistributedDataParallel), need one. Where
+    torch can't exchange two tensors (before 2.3, or one that a graph holds) it stays what it is.
+    """
+    exchange = getattr(_torch.utils, "swap_tensors", None)
+    if exchange is not None:
+        with contextlib.suppress(RuntimeError):
+            exchange(own, _torch.nn.Parameter(own._cell[0].detach()))
 
 
 def _read_view(own: LazyTensor, to_copy: bool) -> tuple[Any, bool]:
@@ -160,7 +201,7 @@ def _replace(thing: Any, by: Callable[[LazyTensor], Any]) -> Any:
     return thing
 
 
-def _call(func: Any, args: Any, kwargs: Any, writes: bool) -> Any:
+def _call(func: Any, args: Any, kwargs: Any, way: int) -> Any:
     """Call a function with plain tensors; shared memory stays as it is."""
     shared: set[int] = set()
 
@@ -170,41 +211,39 @@ def _call(func: Any, args: Any, kwargs: Any, writes: bool) -> Any:
             shared.add(data.untyped_storage().data_ptr())
         return data
 
-    if not writes:
-        result = func(*_replace(args, look), **_replace(kwargs, look))
-        if not shared or not _is_on(result, shared):
+    if way != WRITES:
+        given = _replace(args, look), _replace(kwargs, look)
+        done, result = _watch(func, given, shared) if way == WATCH and shared else (
+            True, func(*given[0], **given[1]))
+        if done and not (shared and _is_on(result, shared)):
             return result
-    return func(*_replace(args, _take), **_replace(kwargs, _take))
+    own = args[0] if args and isinstance(args[0], LazyTensor) else None
+    before = _geometry(_take(own)) if own is not None else None
+    result = func(*_replace(args, _take), **_replace(kwargs, _take))
+    if own is not None and len(own._cell) == 2 and _geometry(own._cell[0]) != before:
+        own._cell.append(True)
+    return result
+
+
+def _geometry(data: Any) -> tuple[Any, ...]:
+    return data.dtype, data.device, data.shape, data.stride()
+
+
+def _watch(func: Any, given: tuple[Any, Any], shared: set[int]) -> tuple[bool, Any]:
+    """(whether it was done, its result): not where it would have written to shared memory."""
+    watch = Watch(shared)
+    try:
+        with watch:
+            return True, func(*given[0], **given[1])
+    except Exception:
+        if watch.found:
+            return False, None
+        raise
 
 
 def _is_on(result: Any, addresses: set[int]) -> bool:
     """Tell whether a result has memory of what it was made of: who gets it may write to it."""
-    if isinstance(result, _Tensor):
-        try:
-            return result.untyped_storage().data_ptr() in addresses
-        except (RuntimeError, NotImplementedError):  # of a kind without memory
-            return False
-    return isinstance(result, (tuple, list)) and any(_is_on(part, addresses) for part in result)
-
-
-_known_writers: dict[Any, bool] = {}
-
-
-def _writes(func: Any, kwargs: Any) -> bool:
-    """Tell whether a function may write to what it is given, or hands out where that lies."""
-    known = _known_writers.get(func)
-    if known is None:
-        name = getattr(func, "__name__", "")
-        known = name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
-        _known_writers[func] = known
-    return known or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
-
-
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-_WRITERS = {
-    "__set__", "__setitem__", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage",
-    "storage", "_typed_storage", "share_memory", *(f"__i{name}__" for name in _OPERATORS),
-}
+    return any(address_of(tensor) in addresses for tensor in tensors_in(result))
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
@@ -219,7 +258,7 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
             return func(*args, **kwargs)  # whoever counts copies sees it on its way
     if func in _LIKE and len(args) == 2 and type(args[1]) is LazyTensor:
         return func(args[0], _twin(args[1]))
-    return _call(func, args, kwargs, _writes(func, kwargs))
+    return _call(func, args, kwargs, way_of(func, kwargs))
 
 
 # Of these the second tensor's shape is all that matters.
@@ -228,6 +267,8 @@ _LIKE = {_Tensor.expand_as, _Tensor.view_as, _Tensor.reshape_as}
 
 def _twin(own: LazyTensor) -> Any:
     """A tensor on the meta device of the same geometry."""
+    if len(own._cell) > 2:
+        return own._cell[0].detach().to("meta")
     count = 1
     for size in own._stored.shape:
         count *= size
@@ -372,11 +413,15 @@ def _as_strided(func: Any, args: Any, kwargs: Any) -> Any:
     """By the places in the file: what was read may lie elsewhere."""
     own = args[0]
     data, is_shared = own._cell
-    if data is not None and not is_shared:
-        place = View(tuple(data.shape), data.stride(), data.storage_offset())
-        if place == own._view or data.shape != own._view.sizes:
-            return func(data, *args[1:], **kwargs)
-    return _ask_torch(func, args, kwargs)
+    if data is None or is_shared:
+        return _ask_torch(func, args, kwargs)
+    if View(tuple(data.shape), data.stride(), data.storage_offset()) == own._view:
+        return func(data, *args[1:], **kwargs)
+    # What was written to is a part: the rest is the file's.
+    stored, view = own._stored, own._view
+    whole = read(make_lazy(own._reads, stored)).reshape(-1).clone()
+    whole.as_strided(view.sizes, view.strides, view.offset).copy_(data)
+    return func(whole.as_strided(view.sizes, view.strides, view.offset), *args[1:], **kwargs)
 
 
 def _own_if_packed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -418,9 +463,6 @@ def _without_bytes(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
-    data = args[0]._cell[0]
-    if data is not None and data.shape != args[0]._view.sizes:
-        return func(data, *args[1:], **kwargs)  # changed in place: unsqueeze_() and the like
     with _plainly():
         return func(*args, **kwargs)
 
@@ -449,7 +491,9 @@ def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
     own = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     if wanted:
-        own._cell = [_take(own).detach().requires_grad_(True), False]
+        own._cell = [_take(own).detach().requires_grad_(True), False, *own._cell[2:]]
+        if own._is_param:
+            _become_parameter(own)
     elif own._cell[0] is not None and own._cell[0].requires_grad:
         own._cell[0].requires_grad_(False)
     return own
@@ -508,5 +552,8 @@ _VIEW_MAKERS = {
     if handler not in (_attribute, _identity, _of_data, _set_gradient, _own_if_there, _same,
                        _as_strided, _type, _own_if_packed, _without_bytes)
 }
+_OF_CHANGED = {handler for _, handler in _TABLE if handler not in (
+    _identity, _set_gradient, _same)}
+_NONE: set[_Handler] = set()
 _COPY = _torch.ops.aten.copy_.default
 _ALIASES = {_torch.ops.aten.detach.default, _torch.ops.aten.alias.default}

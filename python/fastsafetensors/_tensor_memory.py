@@ -18,6 +18,17 @@ plainly: Callable[[], Any] = getattr(
 )
 
 
+def settle(tensor: Any) -> Any:
+    """What a tensor that reads when it is used stands for; any other one is itself."""
+    made = None if type(tensor) in PLAIN else getattr(type(tensor), "_settle", None)
+    return tensor if made is None else made(tensor)
+
+
+def settled(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of many."""
+    return {name: settle(tensor) for name, tensor in tensors.items()}
+
+
 def storage_ptr(tensor: Any) -> int:
     """Address of the memory that a tensor is a view of; 0 where it has none."""
     try:

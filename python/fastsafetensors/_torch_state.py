@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._dtypes import WORDS
-from ._tensor_memory import PLAIN, address_of, check_memory, find_shared
+from ._tensor_memory import PLAIN, address_of, check_memory, find_shared, settle, settled
 from ._torch_installed import torch as _torch
 
 _FORMAT_NAMES = {
@@ -115,7 +115,8 @@ def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], li
     rows, owners = [], []
     streams: set[Any] = set()
     strided, cpu = _torch.strided, _torch.device("cpu")
-    for name, tensor in tensors.items():
+    for name, given in tensors.items():
+        tensor = settle(given)
         dtype = _FORMAT_NAMES.get(tensor.dtype)
         simple = (
             dtype is not None
@@ -159,6 +160,7 @@ def check_tensors(tensors: Any, metadata: Any) -> None:
         if tensor.layout is not _torch.strided:
             sparse.append(name)
     check_names(tensors, metadata)
+    tensors = settled(tensors)
     if sparse:
         raise ValueError(
             f"You are trying to save a sparse tensors: `{sparse}` which this library does not "

@@ -195,12 +195,13 @@ def save_safetensors_sharded(
         ValueError: a size or a pattern that is none, and what save_file can't save.
         SafetensorError: what the system refuses; it is an OSError of its kind as well.
     """
-    from ._tensor_memory import find_same
+    from ._tensor_memory import find_same, settled
     from ._torch_state import make_rows
 
     limit = parse_size(max_shard_size)
     stem = _stem_of(filename_pattern)
     check_names(state_dict, metadata)
+    state_dict = settled(state_dict)
     tied = find_same(state_dict)
     kept = {name: tensor for name, tensor in state_dict.items() if name not in tied}
     rows, owners = make_rows(kept)
@@ -337,12 +338,12 @@ def save_embeddings_safetensors(embeddings: Any, path: _Path_) -> None:
     Raises:
         TypeError: anything else in it, with its place.
     """
-    from ._tensor_memory import find_shared
+    from ._tensor_memory import find_shared, settled
     from ._torch_state import make_rows
 
     flattener = _Flattener()
     structure = json.dumps(flattener.describe(embeddings, ""))
-    tensors = flattener.tensors
+    tensors = settled(flattener.tensors)
     for group in find_shared(tensors):
         for name in group:  # different views of one memory: each gets its own bytes
             tensors[name] = tensors[name].clone()

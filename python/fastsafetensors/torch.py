@@ -16,7 +16,7 @@ from ._open import check_backend, check_device, check_path
 from ._progress import Progress
 from ._request import choose_names
 from ._saving import compress_word, manifest_options, save_rows
-from ._tensor_memory import find_tied, storage_ptr, storage_size
+from ._tensor_memory import find_tied, settled, storage_ptr, storage_size
 from ._torch_state import check_tensors, make_rows, plain
 from ._torch_tensors import export, load_meta
 from ._types import Path, Paths
@@ -309,7 +309,7 @@ def save_model(
         RuntimeError: tensors that share memory of which none holds all; others as in save_file.
         SafetensorError: what the system refuses; it is an OSError of its kind as well.
     """
-    state = model.state_dict()
+    state = settled(model.state_dict())
     tied = find_tied(state)
     if tied:
         metadata = {**(metadata or {})}

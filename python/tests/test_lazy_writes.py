@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch")
 import fastsafetensors._lazy_reads as lazy_reads  # noqa: E402
 from fastsafetensors import SafetensorError  # noqa: E402
 from fastsafetensors.lazy import LazyModel  # noqa: E402
-from fastsafetensors.torch import save_file  # noqa: E402
+from fastsafetensors.torch import load_file, save_file, save_model  # noqa: E402
 
 ROWS, COLUMNS, LAYERS = 12, 8, 40
 ALL = ROWS * COLUMNS * 4
@@ -54,7 +55,42 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "many at once": lambda t: torch._foreach_zero_([t]),
     "relu": lambda t: torch.nn.functional.leaky_relu(t, -3.0, inplace=True),
     "relu of what is negative": lambda t: torch.nn.functional.relu(t.neg_(), inplace=True),
+    "overload": lambda t: torch.ops.aten.add_.Tensor(t, 1),
+    "overload of a part": lambda t: torch.ops.aten.fill_.Scalar(t[1], 7),
+    "packet": lambda t: torch.ops.aten.mul_(t, 2),
+    "out of an overload": lambda t: torch.ops.aten.add.out(torch.ones(2), torch.ones(2), out=t),
+    "statistics": lambda t: batch_norm(t[0], t[1].abs()),
+    "statistics by torch": lambda t: torch.batch_norm(
+        torch.randn(32, COLUMNS), None, None, t[0], t[1], True, 0.1, 1e-5, False),
+    "statistics of a module": lambda t: train_step(t[0], t[1]),
+    "norms of embeddings": lambda t: torch.nn.functional.embedding(
+        torch.tensor([0, 1]), t, max_norm=1.0),
+    "norms of a module": lambda t: torch.nn.Embedding.from_pretrained(t, max_norm=1.0)(
+        torch.tensor([0, 1])),
+    "script": lambda t: halve(t),
+    "custom operator": lambda t: torch.ops.fst_test.fill(t),
 }
+
+
+def batch_norm(mean: Any, variance: Any) -> None:
+    torch.nn.functional.batch_norm(torch.randn(32, COLUMNS), mean, variance, training=True)
+
+
+def train_step(mean: Any, variance: Any) -> None:
+    norm = torch.nn.BatchNorm1d(COLUMNS)
+    state = {**norm.state_dict(), "running_mean": mean, "running_var": variance}
+    norm.load_state_dict(state, assign=True)
+    norm(torch.randn(32, COLUMNS)).sum().backward()
+
+
+@torch.jit.script
+def halve(t: torch.Tensor) -> torch.Tensor:
+    return t.mul_(0.5)
+
+
+OPERATORS = torch.library.Library("fst_test", "DEF")
+OPERATORS.define("fill(Tensor(a!) t) -> ()")
+OPERATORS.impl("fill", lambda t: (t.fill_(9), None)[1], "CPU")
 
 
 @pytest.mark.parametrize("mode", ["auto", "map", "load"])
@@ -77,6 +113,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "mul_ after a use": lambda t: (t.sum(), t.mul_(2)),
     "requires_grad": lambda t: setattr(t, "requires_grad", True),
     "gradient": lambda t: (t.requires_grad_(), (t * 2).sum().backward()),
+    "data of another dtype": lambda t: setattr(t, "data", t.data.half()),
+    "t_ twice": lambda t: t.t_().t_(),
+    "shifted": lambda t: t.__ilshift__(1) if not t.is_floating_point() else t.mul_(2),
 }
 
 
@@ -88,8 +127,151 @@ def test_what_is_changed_is_as_plain_tensors_are(path: Path, change: str, mode: 
     CHANGES[change](lazy)
     CHANGES[change](plain)
     assert lazy.shape == plain.shape and lazy.dim() == plain.dim() and hash(lazy) == number
+    assert lazy.dtype == plain.dtype and lazy.stride() == plain.stride()
+    assert lazy.is_contiguous() == plain.is_contiguous() and lazy.nbytes == plain.nbytes
     assert lazy.requires_grad == plain.requires_grad and torch.equal(lazy + 0, plain + 0)
     assert plain.grad is None and lazy.grad is None or torch.equal(lazy.grad, plain.grad)
+
+
+@pytest.mark.parametrize("mode", ["auto", "map", "load"])
+def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
+    """Watching is for who may write: readers are given the file's pages."""
+    model = LazyModel(path, mode=mode)
+    functional = torch.nn.functional
+    uses: list[Callable[[Any], Any]] = [
+        lambda t: functional.linear(torch.ones(COLUMNS), t), lambda t: t + 1, lambda t: 1 - t,
+        lambda t: functional.layer_norm(torch.ones(2, COLUMNS), (COLUMNS,), t[0], t[1]),
+        lambda t: functional.embedding(torch.tensor([1]), t), torch.sum, lambda t: t == 1,
+        lambda t: functional.batch_norm(torch.ones(2, COLUMNS), t[0], t[1], training=False),
+        lambda t: torch.stack([t, t]), lambda t: torch.einsum("ij,kj->ik", t, t)]
+    for use in uses:
+        promise = model[W]
+        assert torch.equal(use(promise).float(), use(tensor(3)).float())
+        assert promise._cell[0] is None or promise._cell[1] is (mode != "load")
+
+
+def test_what_is_trained_is_a_plain_parameter(path: Path) -> None:
+    """The same object; what is frozen stays a promise, until somebody wants its gradient."""
+    import copy
+    import pickle
+
+    model = LazyModel(path)
+    promise = model[W]
+    linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    linear.load_state_dict({"weight": promise}, assign=True)
+    if hasattr(torch.utils, "swap_tensors"):
+        assert type(linear.weight) is torch.nn.Parameter
+    assert isinstance(linear.weight, torch.nn.Parameter) and linear.weight.is_leaf
+    assert torch.equal(linear.weight.data, tensor(3)) and torch.equal(promise + 0, tensor(3))
+    frozen = torch.nn.Parameter(model["layers.4.w"], requires_grad=False)
+    assert isinstance(frozen, torch.nn.Parameter) and frozen._cell[0] is None
+    for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
+        assert type(twin) is torch.nn.Parameter and not twin.requires_grad
+        assert torch.equal(twin, tensor(4))
+    frozen.requires_grad_(True)
+    (frozen * 3).sum().backward()
+    assert torch.equal(frozen.grad, torch.full((ROWS, COLUMNS), 3.0))
+    assert isinstance(frozen, torch.nn.Parameter) and torch.equal(frozen.detach(), tensor(4))
+    assert torch.equal(model["layers.4.w"].clone(), tensor(4))
+
+
+def test_ranks_train_what_was_assigned(path: Path) -> None:
+    """torch's code for data parallel training uses parameters from C++."""
+    program = f"""
+import torch, torch.distributed as dist
+from fastsafetensors.lazy import LazyModel
+dist.init_process_group("gloo", init_method="file://{path}.store", rank=0, world_size=1)
+linear = torch.nn.Linear({COLUMNS}, {ROWS}, bias=False)
+linear.load_state_dict({{"weight": LazyModel({str(path)!r})["{W}"]}}, assign=True)
+ranks = torch.nn.parallel.DistributedDataParallel(linear)
+ranks(torch.ones(2, {COLUMNS})).sum().backward()
+assert torch.equal(linear.weight.grad, torch.full(({ROWS}, {COLUMNS}), 2.0))
+dist.destroy_process_group()
+"""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("torch was built without gloo")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_gradients_end_at_detach(path: Path) -> None:
+    linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    linear.load_state_dict({"weight": LazyModel(path)[W]}, assign=True)
+    weight = linear.weight
+    (weight * weight.detach()).sum().backward()
+    assert torch.equal(weight.grad, tensor(3))
+    assert not weight.data.requires_grad and not linear.state_dict()["weight"].requires_grad
+    weight.data.mul_(2)
+    weight.detach().numpy()[0, 0] = -1
+    assert weight[0, 0] == -1 and torch.equal(weight[1:] * 1, 2 * tensor(3)[1:])
+
+
+@pytest.mark.parametrize("mode", ["auto", "load"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16])
+def test_modules_of_another_dtype_are_saved(path: Path, mode: str, dtype: Any) -> None:
+    linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    linear.load_state_dict({"weight": LazyModel(path, mode=mode)[W]}, assign=True)
+    linear.to(dtype)
+    assert linear.weight.dtype == dtype and linear.weight.element_size() == dtype.itemsize
+    assert linear.weight.to(torch.float32).dtype == torch.float32
+    for save, name in ((save_file, "s"), (lambda state, to: save_model(linear, to), "m")):
+        save(linear.state_dict(), path.with_name(name))
+        saved = load_file(path.with_name(name))["weight"]
+        assert saved.dtype == dtype and torch.equal(saved, tensor(3).to(dtype))
+
+
+@pytest.mark.parametrize("mode", ["auto", "map", "load"])
+def test_promises_are_saved(path: Path, mode: str, tmp_path: Path) -> None:
+    """By every front, as what they stand for; also onto the file that they are of."""
+    from fastsafetensors.fast_loading import save_safetensors
+    from fastsafetensors.torch import load, save
+
+    expected = {f"layers.{i}.w": tensor(i) for i in range(LAYERS)}
+    with LazyModel(path, mode=mode) as model:
+        promises = {**dict(model), "part": model[W][2:4]}
+        promises["layers.0.w"].sum()
+        del promises[W]  # the part's bytes are among these
+        promises["other"] = torch.ones(2)
+        save_safetensors(promises, str(tmp_path / "set"))
+        results = [load(save(promises)), load_file(tmp_path / "set")]
+        save_file(promises, path)
+        results.append(load_file(path))
+    for result in results:
+        assert result.keys() == promises.keys()
+        assert torch.equal(result["part"], tensor(3)[2:4])
+        assert all(torch.equal(result[n], t) for n, t in expected.items() if n != W)
+
+
+def test_what_was_written_is_seen_by_other_strides(path: Path) -> None:
+    part = LazyModel(path)[W][:, 1:3]
+    plain = tensor(3)[:, 1:3]
+    for t in (part, plain):
+        t.add_(1)
+    seen, expected = (t.as_strided((3, 2), (4, 1), 1) for t in (part, plain))
+    assert torch.equal(seen + 0, expected)
+
+
+def test_a_window_that_is_dropped_under_a_reader_is_no_error(
+        path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads go on to other windows: who waits for a box reads it alone."""
+    model = LazyModel(path, mode="load", memory_limit=4 * ALL)
+    make_item = lazy_reads.make_item
+    dropped = []
+
+    def drop_first(loader: Any, number: int) -> Any:
+        window = model._reads._window
+        while window is not None and window.loader is not loader:
+            window = window.before
+        if window is not None and len(dropped) < 3:
+            dropped.append(window)
+            model._reads._drop(window)
+        return make_item(loader, number)
+
+    monkeypatch.setattr(lazy_reads, "make_item", drop_first)
+    for i in range(LAYERS):
+        assert torch.equal(model[f"layers.{i}.w"].clone(), tensor(i))
+    assert dropped
 
 
 @pytest.mark.parametrize("mode", ["auto", "load"])
@@ -359,3 +541,15 @@ def test_compressed_files(tmp_path: Path) -> None:
     with LazyModel(tmp_path / "packed.safetensors") as model:
         for number, (_, lazy) in enumerate(model):
             assert torch.equal(lazy[:, 2:4] + 0, tensor(number, 200).bfloat16()[:, 2:4])
+
+
+def test_collectives_are_known_to_write() -> None:
+    """Their schemas say nothing of it; their names do."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch was built without torch.distributed")
+    from fastsafetensors._lazy_writers import WRITES as WRITER
+    from fastsafetensors._lazy_writers import way_of
+
+    for name in ("allreduce_", "reduce_", "broadcast_", "recv_", "reduce_scatter_"):
+        assert way_of(getattr(torch.ops.c10d, name).default, None) == WRITER, name
+    assert way_of(torch.ops.c10d.send.default, None) != WRITER
