@@ -78,6 +78,24 @@ def test_a_step_that_fails_is_a_row_and_not_the_end(tmp_path):
     assert (tmp_path / "out/report.md").exists()
 
 
+@pytest.mark.parametrize("device", ["hip:1", "cuda:1"])
+def test_ways_of_torch_are_told_its_names(device, monkeypatch):
+    """torch calls GPUs of either kind cuda; the extension does not."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_ways
+
+    asked = []
+    torch = types.SimpleNamespace(zeros=lambda *size, device: asked.append(device),
+                                  cuda=types.SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    names = {"device": device}
+    exec(gpu_ways.TORCH, names)
+    assert asked == ["cuda:1"] and names["device"] == "cuda:1"
+    assert "replace" not in gpu_ways.CORE
+
+
 def test_without_a_gpu_it_says_so(tmp_path):
     """No GPU: the stand-ins' suite alone counts."""
     environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "fixture.h"
-#include "gpu/gpu.h"
+#include "gpu/gpu_private.h"
 #include "gpu_fixture.h"
 
 /// Each test has devices that no other one has opened: of some things they know for good.
@@ -89,6 +89,16 @@ TEST(kernels_are_loaded_while_reads_run)
     CHECK(gpu_is_clean(driver));
 }
 
+TEST(libraries_that_the_process_has_are_taken_first)
+{
+    static const char *const names[] = {"libcufile.so.0", "libhiprtc.so", NULL};
+    CHECK(dlopen(names[0], RTLD_NOW | RTLD_NOLOAD) == NULL); // it is there, and nobody has it
+    void *framework = dlopen(names[1], RTLD_NOW);
+    CHECK(framework != NULL && fsti_gpu_open_library(names) == framework);
+    static const char *const none[] = {"libfst-is-not-there.so", NULL};
+    CHECK(fsti_gpu_open_library(none) == NULL);
+}
+
 TEST(loads_wait_for_no_work_of_others)
 {
     const gpu_fake *driver = gpu_fake_of(0);
@@ -135,6 +145,7 @@ TEST(memory_is_locked_when_that_works_again)
         for (int round = 0; round < 2; round++) {
             CHECK(gpu_same_load(model, &options, &stats));
             CHECK_CONTAINS(stats.reason, "not all of them locked");
+            CHECK_CONTAINS(stats.reason, "gds: switched off"); // to the end
         }
         driver->set("no_lock", 0);
         CHECK(gpu_same_load(model, &options, &stats));
