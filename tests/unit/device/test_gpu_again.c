@@ -89,6 +89,32 @@ TEST(kernels_are_loaded_while_reads_run)
     CHECK(gpu_is_clean(driver));
 }
 
+TEST(places_for_chunks_wait_for_what_was_dropped)
+{
+    // 12 MB that are being given back, 12 MB of tensors, and two places of 2.16 MB each.
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_open_model(fixture_model(
+        "halves",
+        "{\"a\":{\"dtype\":\"BF16\",\"shape\":[3000000],\"data_offsets\":[0,6000000]},"
+        "\"b\":{\"dtype\":\"BF16\",\"shape\":[3000000],"
+        "\"data_offsets\":[6000000,12000000]}}      ",
+        12000000));
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 1);
+    fst_load_stats stats;
+    fst_memory_trim();
+    driver->set("memory", 27 << 20);
+    driver->set("free_us", 300000);
+    CHECK(gpu_same_load(model, &options, NULL));
+    options.convert = 1;
+    options.dtype = FST_DTYPE_F16;
+    CHECK(gpu_same_load(model, &options, &stats));
+    CHECK(stats.device_launches > 0 && strstr(stats.reason, "by the processors") == NULL);
+    driver->set("free_us", 0);
+    driver->set("memory", 1l << 32);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
 TEST(libraries_that_the_process_has_are_taken_first)
 {
     static const char *const names[] = {"libcufile.so.0", "libhiprtc.so", NULL};
