@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from . import _view_geometry as geometry
 from ._lazy_reads import Bounds, Stored
-from ._lazy_writers import WATCH, WRITES, Watch, address_of, tensors_in, way_of
+from ._lazy_writers import WATCH, WRITES, Watch, address_of, has_no_address, tensors_in, way_of
 from ._torch_installed import torch as _torch
+from ._torch_modes import outside_modes
 from ._view_geometry import View
 
 _Tensor = _torch.Tensor
@@ -81,19 +82,19 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
         return _call(func, args, kwargs or {}, way_of(func, kwargs))
 
     @property
-    def _is_param(self) -> bool:
+    def _is_param(self) -> bool:  # pyright: ignore
         """Whether it is a Parameter: torch says so of what is not made by its own class."""
-        return bool(self.__dict__.get("_is_parameter", False))
+        return bool(getattr(self, "_is_parameter", False))
 
     @_is_param.setter
-    def _is_param(self, value: bool) -> None:
-        self.__dict__["_is_parameter"] = value
+    def _is_param(self, value: bool) -> None:  # pyright: ignore
+        object.__setattr__(self, "_is_parameter", value)
         if value and self.requires_grad:
             _become_parameter(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as the plain tensor."""
-        return _plain_kind(self, read(self)).__reduce_ex__(protocol)
+        """Pickle as the plain tensor; copy.copy() asks for this as well, and may write to it."""
+        return _plain_kind(self, _take(self)).__reduce_ex__(protocol)
 
     def _settle(self) -> Any:
         """The plain tensor, for who saves it."""
@@ -129,9 +130,10 @@ def _another(own: LazyTensor, view: View) -> LazyTensor:
 def _alias(own: LazyTensor) -> LazyTensor:
     """Another promise of the same view, and of the same memory when it is read; no gradient."""
     made = _another(own, own._view)
+    made._cell = own._cell
     data = own._cell[0]
-    has_gradient = data is not None and data.requires_grad
-    made._cell = [data.detach(), *own._cell[1:]] if has_gradient else own._cell
+    if data is not None and data.requires_grad:
+        made._cell = [data.detach(), *own._cell[1:]]
     return made
 
 
@@ -142,7 +144,8 @@ def read(own: LazyTensor, to_copy: bool = False) -> Any:
         return cell[0]
     with own._stored.lock:
         if cell[0] is None:
-            data, cell[1] = _read_view(own, to_copy)
+            with outside_modes():
+                data, cell[1] = _read_view(own, to_copy)
             cell[0] = data
         return cell[0]
 
@@ -152,7 +155,8 @@ def _take(own: LazyTensor) -> Any:
     with own._stored.lock:
         data = read(own)
         if own._cell[1]:
-            own._cell[:] = data.clone(), False
+            with outside_modes():
+                own._cell[:] = data.clone(), False
         return own._cell[0]
 
 
@@ -161,6 +165,9 @@ def _plain_kind(own: LazyTensor, data: Any) -> Any:
     if own._is_param:
         return _torch.nn.Parameter(data, requires_grad=own.requires_grad)
     return data.requires_grad_(own.requires_grad) if data.is_leaf else data
+
+
+_OWN_NAMES = {"_reads", "_stored", "_view", "_cell", "_is_parameter"}
 
 
 def _become_parameter(own: LazyTensor) -> None:
@@ -172,7 +179,10 @@ def _become_parameter(own: LazyTensor) -> None:
     exchange = getattr(_torch.utils, "swap_tensors", None)
     if exchange is not None:
         with contextlib.suppress(RuntimeError):
-            exchange(own, _torch.nn.Parameter(own._cell[0].detach()))
+            made = _torch.nn.Parameter(own._cell[0].detach())
+            vars(made).update({name: value for name, value in vars(own).items()
+                               if name not in _OWN_NAMES})
+            exchange(own, made)
 
 
 def _read_view(own: LazyTensor, to_copy: bool) -> tuple[Any, bool]:
@@ -217,11 +227,12 @@ def _call(func: Any, args: Any, kwargs: Any, way: int) -> Any:
             True, func(*given[0], **given[1]))
         if done and not (shared and _is_on(result, shared)):
             return result
-    own = args[0] if args and isinstance(args[0], LazyTensor) else None
-    before = _geometry(_take(own)) if own is not None else None
+    promises = [one for one in tensors_in([args, kwargs]) if isinstance(one, LazyTensor)]
+    before = [_geometry(_take(own)) for own in promises]
     result = func(*_replace(args, _take), **_replace(kwargs, _take))
-    if own is not None and len(own._cell) == 2 and _geometry(own._cell[0]) != before:
-        own._cell.append(True)
+    for own, geometry_before in zip(promises, before, strict=True):
+        if len(own._cell) == 2 and _geometry(own._cell[0]) != geometry_before:
+            own._cell.append(True)
     return result
 
 
@@ -243,7 +254,8 @@ def _watch(func: Any, given: tuple[Any, Any], shared: set[int]) -> tuple[bool, A
 
 def _is_on(result: Any, addresses: set[int]) -> bool:
     """Tell whether a result has memory of what it was made of: who gets it may write to it."""
-    return any(address_of(tensor) in addresses for tensor in tensors_in(result))
+    return any(address_of(tensor) in addresses or has_no_address(tensor)
+               for tensor in tensors_in(result))
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
@@ -499,6 +511,11 @@ def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
     return own
 
 
+def _set_wish(func: Any, args: Any, kwargs: Any) -> None:
+    """The setter of requires_grad."""
+    _set_gradient(func, args, {})
+
+
 def _find(names: str) -> list[Any]:
     """torch's functions of these names: methods, module functions and getters of attributes."""
     found = []
@@ -546,14 +563,15 @@ _TABLE: tuple[tuple[str, _Handler], ...] = (
 _HANDLERS: dict[Any, _Handler] = {
     func: handler for names, handler in _TABLE for func in _find(names)
 }
+_HANDLERS[getattr(_Tensor.requires_grad, "__set__")] = _set_wish  # noqa: B009
 # Of a tensor that was read these are torch's to do.
 _VIEW_MAKERS = {
     handler for names, handler in _TABLE
     if handler not in (_attribute, _identity, _of_data, _set_gradient, _own_if_there, _same,
-                       _as_strided, _type, _own_if_packed, _without_bytes)
+                       _as_strided, _type, _own_if_packed, _without_bytes, _set_wish)
 }
 _OF_CHANGED = {handler for _, handler in _TABLE if handler not in (
-    _identity, _set_gradient, _same)}
+    _identity, _set_gradient, _same, _set_wish)}
 _NONE: set[_Handler] = set()
 _COPY = _torch.ops.aten.copy_.default
 _ALIASES = {_torch.ops.aten.detach.default, _torch.ops.aten.alias.default}

@@ -115,6 +115,14 @@ def tensors_in(thing: Any) -> list[Any]:
     return [tensor for part in thing for tensor in tensors_in(part)]
 
 
+def has_no_address(tensor: Any) -> bool:
+    """Tell whether a tensor with elements is made of others (sparse, nested): of which, who knows.
+    """
+    return tensor.layout is not _torch.strided or (
+        type(tensor) is not _Tensor and bool(tensor.numel()) and not tensor.is_meta
+        and not address_of(tensor))
+
+
 def address_of(tensor: Any) -> int:
     """The address of a tensor's storage; 0: it is of a kind without memory."""
     try:

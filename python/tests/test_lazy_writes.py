@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -68,6 +69,13 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "norms of a module": lambda t: torch.nn.Embedding.from_pretrained(t, max_norm=1.0)(
         torch.tensor([0, 1])),
     "script": lambda t: halve(t),
+    "copy": lambda t: copy.copy(t).zero_(),
+    "copy of a parameter": lambda t: copy.copy(
+        torch.nn.Parameter(t, requires_grad=False)).zero_(),
+    "values of a sparse one": lambda t: torch.sparse_coo_tensor(
+        torch.arange(ROWS)[None], t, (ROWS, COLUMNS), is_coalesced=True).values().zero_(),
+    "parts of a nested one": lambda t: torch.nested.nested_tensor_from_jagged(
+        t, torch.tensor([0, 4, ROWS])).values().zero_(),
     "custom operator": lambda t: torch.ops.fst_test.fill(t),
 }
 
@@ -113,6 +121,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "mul_ after a use": lambda t: (t.sum(), t.mul_(2)),
     "requires_grad": lambda t: setattr(t, "requires_grad", True),
     "gradient": lambda t: (t.requires_grad_(), (t * 2).sum().backward()),
+    "setter of what is detached": lambda t: (t.detach(), setattr(t, "requires_grad", True)),
+    "out that is resized": lambda t: torch.add(torch.ones(5), 1, out=t.resize_(0)),
     "data of another dtype": lambda t: setattr(t, "data", t.data.half()),
     "t_ twice": lambda t: t.t_().t_(),
     "shifted": lambda t: t.__ilshift__(1) if not t.is_floating_point() else t.mul_(2),
@@ -150,9 +160,47 @@ def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
         assert promise._cell[0] is None or promise._cell[1] is (mode != "load")
 
 
+def use_inference(t: Any) -> None:
+    with torch.inference_mode():
+        t.sum()
+
+
+def use_fake(t: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        t + torch.ones(COLUMNS)
+
+
+def use_trace(t: Any) -> None:
+    torch.jit.trace(lambda x: x @ t, (torch.ones(ROWS),))
+
+
+MODES: dict[str, Callable[[Any], Any]] = {
+    "inference": use_inference,
+    "fake": use_fake,
+    "gradient": lambda t: torch.func.grad(lambda x: (x * t).sum())(torch.ones(COLUMNS)),
+    "mapped": lambda t: torch.func.vmap(lambda x: x @ t)(torch.ones(2, ROWS)),
+    "traced": use_trace,
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "load"])
+@pytest.mark.parametrize("use", MODES, ids=str)
+def test_what_is_read_under_modes_is_plain(path: Path, use: str, mode: str) -> None:
+    """It is kept, and it is everybody's: what was made in a mode would be of no use outside."""
+    model = LazyModel(path, mode=mode)
+    first = model[W]
+    MODES[use](first)
+    for promise in (first, model[W], model["layers.4.w"]):
+        weight = torch.ones(ROWS, requires_grad=True)
+        (weight @ promise).sum().backward()
+        expected = tensor(4 if promise is not first and promise._stored.name != W else 3)
+        assert torch.equal(promise + 0, expected) and torch.equal(weight.grad, expected.sum(1))
+
+
 def test_what_is_trained_is_a_plain_parameter(path: Path) -> None:
     """The same object; what is frozen stays a promise, until somebody wants its gradient."""
-    import copy
     import pickle
 
     model = LazyModel(path)
@@ -164,11 +212,13 @@ def test_what_is_trained_is_a_plain_parameter(path: Path) -> None:
     assert isinstance(linear.weight, torch.nn.Parameter) and linear.weight.is_leaf
     assert torch.equal(linear.weight.data, tensor(3)) and torch.equal(promise + 0, tensor(3))
     frozen = torch.nn.Parameter(model["layers.4.w"], requires_grad=False)
+    frozen.loader = "mine"  # as engines note who fills it
     assert isinstance(frozen, torch.nn.Parameter) and frozen._cell[0] is None
     for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
         assert type(twin) is torch.nn.Parameter and not twin.requires_grad
         assert torch.equal(twin, tensor(4))
     frozen.requires_grad_(True)
+    assert frozen.loader == "mine"
     (frozen * 3).sum().backward()
     assert torch.equal(frozen.grad, torch.full((ROWS, COLUMNS), 3.0))
     assert isinstance(frozen, torch.nn.Parameter) and torch.equal(frozen.detach(), tensor(4))

@@ -53,6 +53,8 @@ fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes);
 /// Replaces control bytes (C0, DEL, and C1 in UTF-8) by '?': text of files and paths must not write
 /// on a terminal.
 void fsti_text_make_printable(char *text);
+/// Appends what fits of `words` to a text in a buffer of `size` bytes.
+void fsti_append(char *text, size_t size, const char *words);
 
 // ---- addresses, where paths are expected ----
 

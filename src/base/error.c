@@ -59,6 +59,12 @@ static bool is_control(const unsigned char *at, size_t size) {
     return at[1] == 0x81 && at[2] >= 0xa6 && at[2] <= 0xa9;
 }
 
+void fsti_append(char *text, size_t size, const char *words) {
+    size_t used = strlen(text), count = strnlen(words, size - 1 - used);
+    memcpy(text + used, words, count);
+    text[used + count] = '\0';
+}
+
 void fsti_text_make_printable(char *text) {
     for (unsigned char *at = (unsigned char *)text; *at != '\0';) {
         size_t size = character_bytes(at);

@@ -527,8 +527,9 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     bool map = loader->mode == FST_MODE_MAP;
     snprintf(stats->mode, sizeof stats->mode, "%s", map ? "map" : "load");
     if (map) snprintf(stats->engine, sizeof stats->engine, "mapping");
-    snprintf(stats->reason, sizeof stats->reason, "%s%s%.300s", loader->policy.reason,
-             engine_reason[0] == '\0' ? "" : "; ", engine_reason);
+    snprintf(stats->reason, sizeof stats->reason, "%s", loader->policy.reason);
+    if (engine_reason[0] != '\0') fsti_append(stats->reason, sizeof stats->reason, "; ");
+    fsti_append(stats->reason, sizeof stats->reason, engine_reason);
     stats->tensor_count = loader->plan.item_count;
     stats->bytes_requested = loader->plan.bytes_requested;
     stats->plan_ns = loader->plan_ns;

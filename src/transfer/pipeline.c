@@ -309,27 +309,37 @@ static void name_engines(const worker_counts *counts, char *text, size_t size) {
     if (text[0] == '\0') snprintf(text, size, "none");
 }
 
+/// Why what was read came as it did.
+static void explain_reads(const fsti_pipeline *pipeline, fst_load_stats *stats) {
+    const fsti_job *job = &pipeline->job;
+    uint32_t file = job->plan->extents[0].file;
+    char ring[96] = "";
+    fsti_append(stats->reason, sizeof stats->reason, pipeline->routes[file].reason);
+    fsti_append(stats->reason, sizeof stats->reason, pipeline->demotion_reason);
+    if (pipeline->counts.used[FST_ENGINE_URING] && job->ring == FST_RING_AUTO)
+        fsti_ring_explain(fsti_file_device(job->files[file]), ring, sizeof ring);
+    fsti_append(stats->reason, sizeof stats->reason, ring);
+}
+
+static const char *words_of_nodes(const fsti_pipeline *pipeline) {
+    if (!pipeline->is_placed) return "";
+    return pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
+                                                     : ", memory of the local node";
+}
+
 void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     const fsti_plan *plan = pipeline->job.plan;
     pthread_mutex_lock(&pipeline->lock);
     const worker_counts *counts = &pipeline->counts;
     name_engines(counts, stats->engine, sizeof stats->engine);
     char words[288] = "";
+    bool is_view = pipeline->sink->is_view, has_reads = plan->extent_count > 0 && !is_view;
     if (pipeline->sink->explain != NULL) pipeline->sink->explain(pipeline, words, sizeof words);
-    if (pipeline->sink->is_view) snprintf(stats->reason, sizeof stats->reason, "%s", words);
-    if (plan->extent_count > 0 && !pipeline->sink->is_view) {
-        uint32_t file = plan->extents[0].file;
-        char ring[96] = "";
-        if (counts->used[FST_ENGINE_URING] && pipeline->job.ring == FST_RING_AUTO)
-            fsti_ring_explain(fsti_file_device(pipeline->job.files[file]), ring, sizeof ring);
-        snprintf(stats->reason, sizeof stats->reason, "%.160s%.100s%.90s%s%s",
-                 pipeline->routes[file].reason, pipeline->demotion_reason, ring, words,
-                 !pipeline->is_placed                        ? ""
-                 : pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
-                                                             : ", memory of the local node");
-    }
-    size_t used = strlen(stats->reason);
-    snprintf(stats->reason + used, sizeof stats->reason - used, "%s", pipeline->thread_reason);
+    stats->reason[0] = '\0';
+    if (has_reads) explain_reads(pipeline, stats);
+    if (has_reads || is_view) fsti_append(stats->reason, sizeof stats->reason, words);
+    if (has_reads) fsti_append(stats->reason, sizeof stats->reason, words_of_nodes(pipeline));
+    fsti_append(stats->reason, sizeof stats->reason, pipeline->thread_reason);
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
 #define TELL_COUNTER(name) stats->name = counts->name;
     LOAD_COUNTERS(TELL_COUNTER)
