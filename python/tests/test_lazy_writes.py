@@ -160,45 +160,6 @@ def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
         assert promise._cell[0] is None or promise._cell[1] is (mode != "load")
 
 
-def use_inference(t: Any) -> None:
-    with torch.inference_mode():
-        t.sum()
-
-
-def use_fake(t: Any) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        t + torch.ones(COLUMNS)
-
-
-def use_trace(t: Any) -> None:
-    torch.jit.trace(lambda x: x @ t, (torch.ones(ROWS),))
-
-
-MODES: dict[str, Callable[[Any], Any]] = {
-    "inference": use_inference,
-    "fake": use_fake,
-    "gradient": lambda t: torch.func.grad(lambda x: (x * t).sum())(torch.ones(COLUMNS)),
-    "mapped": lambda t: torch.func.vmap(lambda x: x @ t)(torch.ones(2, ROWS)),
-    "traced": use_trace,
-}
-
-
-@pytest.mark.parametrize("mode", ["auto", "load"])
-@pytest.mark.parametrize("use", MODES, ids=str)
-def test_what_is_read_under_modes_is_plain(path: Path, use: str, mode: str) -> None:
-    """It is kept, and it is everybody's: what was made in a mode would be of no use outside."""
-    model = LazyModel(path, mode=mode)
-    first = model[W]
-    MODES[use](first)
-    for promise in (first, model[W], model["layers.4.w"]):
-        weight = torch.ones(ROWS, requires_grad=True)
-        (weight @ promise).sum().backward()
-        expected = tensor(4 if promise is not first and promise._stored.name != W else 3)
-        assert torch.equal(promise + 0, expected) and torch.equal(weight.grad, expected.sum(1))
-
-
 def test_what_is_trained_is_a_plain_parameter(path: Path) -> None:
     """The same object; what is frozen stays a promise, until somebody wants its gradient."""
     import pickle
