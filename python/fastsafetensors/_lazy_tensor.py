@@ -56,6 +56,10 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
     # longer what was promised: t_(), and half() of the module that it is a parameter of.
     _cell: list[Any]
 
+    def __new__(cls, data: Any = None, requires_grad: bool = True, **_: Any) -> Any:
+        """A plain Parameter, for libraries that put another in a frozen one's place by its type."""
+        return _torch.nn.Parameter(data, requires_grad=requires_grad)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do it by arithmetic where it gives a view, else read first."""

@@ -178,6 +178,10 @@ def test_what_is_trained_is_a_plain_parameter(path: Path) -> None:
     for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
         assert type(twin) is torch.nn.Parameter and not twin.requires_grad
         assert torch.equal(twin, tensor(4))
+    other = type(frozen)(torch.ones(2), requires_grad=False)  # accelerate's offloading does this
+    assert type(other) is torch.nn.Parameter and not other.requires_grad
+    part = model["layers.5.w"][0]
+    assert len(pickle.dumps(part)) < ALL * LAYERS // 2  # of it alone, not of the file
     frozen.requires_grad_(True)
     assert frozen.loader == "mine"
     (frozen * 3).sum().backward()
