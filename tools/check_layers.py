@@ -97,6 +97,10 @@ STRAIGHT = ("format", "io", "loader", "memory", "model", "plan", "transfer")
 # Who begins a load, reads, and hands out what is read, know that there is a sink, not which.
 SINKLESS = ("pipeline.c", "worker.c", "schedule.c", "file_routes.c")
 SINK = re.compile(r"\bfsti_sink_(?:host|view|device)\b")
+# What loads ask of the machine and of files before they decide, and the one file that asks.
+FACT = re.compile(r"\bfsti_(?:memory_left|memory_available|cpu_count|address_space_left|io_probe|"
+                  r"io_check_forced|file_is_cached)\(")
+FACTS_HOME = ("loader", "facts.c")
 
 
 def find_circle(calls: dict[str, set[str]]) -> list[str]:
@@ -131,6 +135,10 @@ def check_straight(root: pathlib.Path, room: str) -> list[str]:
                     if homes.get(symbol, name) != name} for name, text in texts.items()}
     faults = [f"{root}/src/{room}/{name}: names {SINK.findall(text)[0]}"
               for name, text in texts.items() if name in SINKLESS and SINK.search(text)]
+    if room in ("loader", "transfer"):
+        faults += [f"{root}/src/{room}/{name}: asks {FACT.findall(text)[0]}: {FACTS_HOME[1]} does"
+                   for name, text in texts.items()
+                   if FACT.search(text) and (room, name) != FACTS_HOME]
     circle = find_circle(calls)
     if circle:
         faults.append(f"{root}/src/{room}: a circle of files: {' -> '.join(circle)}")

@@ -18,14 +18,26 @@ static uint64_t room_bytes(const fst_loader *loader, bool *is_far) {
     return bytes;
 }
 
-void fsti_loader_count_rooms(fst_loader *loader) {
+/// What is set aside for rooms.
+static uint64_t set_aside(const fst_loader *loader) {
+    return loader->options.budget_bytes == 0 ? 0 : loader->rooms.bytes * loader->rooms.thread_count;
+}
+
+/// What the rooms leave for buffers.
+static uint64_t find_buffer_budget(const fst_loader *loader) {
+    uint64_t budget = loader->options.budget_bytes, rooms = set_aside(loader);
+    // Less than the rooms fits nothing: a load with bytes in it will be refused.
+    return budget == 0 ? 0 : budget > rooms ? budget - rooms : 1;
+}
+
+static void count_rooms(fst_loader *loader) {
     uint64_t budget = loader->options.budget_bytes;
     bool is_far = false;
     load_rooms *rooms = &loader->rooms;
     *rooms = (load_rooms){room_bytes(loader, &is_far), loader->options.thread_count};
     if (rooms->bytes == 0 || budget == 0) return;
     fsti_thread_facts facts = {.wanted = rooms->thread_count,
-                               .processor_count = fsti_cpu_count(),
+                               .processor_count = fsti_loader_processors(loader),
                                .chunk_count = SIZE_MAX,
                                .any_blocking = true,
                                .reads_far = is_far};
@@ -33,15 +45,9 @@ void fsti_loader_count_rooms(fst_loader *loader) {
     rooms->thread_count = (uint32_t)fsti_min(fsti_policy_threads(&facts).thread_count, most);
 }
 
-/// What is set aside for rooms.
-static uint64_t set_aside(const fst_loader *loader) {
-    return loader->options.budget_bytes == 0 ? 0 : loader->rooms.bytes * loader->rooms.thread_count;
-}
-
-uint64_t fsti_loader_buffer_budget(const fst_loader *loader) {
-    uint64_t budget = loader->options.budget_bytes, rooms = set_aside(loader);
-    // Less than the rooms fits nothing: a load with bytes in it has been refused by then.
-    return budget == 0 ? 0 : budget > rooms ? budget - rooms : 1;
+void fsti_loader_share_budget(fst_loader *loader) {
+    count_rooms(loader);
+    loader->facts.budget_bytes = find_buffer_budget(loader);
 }
 
 fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error) {

@@ -15,18 +15,14 @@ typedef struct own_choice {
 
 /// Asks what a load would ask.
 static fst_status choose(fsti_file *file, uint64_t bytes, own_choice *out, fst_error *error) {
-    char why[160];
-    fsti_load_facts facts = {.mode = FST_MODE_AUTO,
-                             .view_refused = !fsti_io_engine_mmap.usable(file, why, sizeof why),
-                             .bytes = bytes,
-                             .model_bytes = bytes,
-                             .available_bytes = fsti_memory_left()};
+    fsti_load_facts facts;
+    fsti_loader_look_at_file(file, bytes, &facts);
     fsti_policy_choose(&facts, &out->usual);
     facts.mode = FST_MODE_LOAD;
     fsti_load_policy owned;
     fsti_policy_choose(&facts, &owned);
-    const fsti_route_wish wish = {.guard_allowed = true, .keeps_cache = owned.keeps_cache};
-    return fsti_route_choose(file, &wish, &out->route, error);
+    const load_route_wish wish = {.guard_allowed = true, .keeps_cache = owned.keeps_cache};
+    return fsti_loader_find_route(file, &wish, &out->route, error);
 }
 
 static void describe_engine(fst_engine number, fsti_file *file, const own_choice *choice,

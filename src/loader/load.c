@@ -8,12 +8,6 @@
 /// Locked memory that loads to a GPU go through: enough to keep its bus busy.
 #define RING_BYTES ((uint64_t)64 << 20)
 
-static bool has_destinations(const fst_loader *loader) {
-    for (size_t i = 0; i < loader->plan.item_count; i++)
-        if (loader->wants[i].destination != NULL) return true;
-    return false;
-}
-
 /// Opens the device that tensors go to.
 static fst_status choose_device(fst_loader *loader, fst_error *error) {
     const fst_load_options *options = &loader->options;
@@ -27,63 +21,15 @@ static fst_status choose_device(fst_loader *loader, fst_error *error) {
     if (!is_pinned) loader->device_id = fsti_device_id(loader->device);
     loader->device_id.index = loader->device_id.index < 0 ? 0 : loader->device_id.index;
     // Memory of the caller's is filled the way that its kind needs.
-    loader->locks_memory =
-        options->allocator == NULL && !has_destinations(loader) && (is_pinned || shares);
+    loader->locks_memory = options->allocator == NULL && !fsti_loader_has_destinations(loader) &&
+                           (is_pinned || shares);
     if (is_pinned && !loader->locks_memory) loader->device = NULL;
     return FST_OK;
 }
 
-/// Bytes of the request as they lie in the files, about: slices count whole.
-static uint64_t count_bytes(const fst_loader *loader) {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < loader->plan.item_count; i++) {
-        const fsti_plan_want *want = &loader->wants[i];
-        const fsti_tensor *tensor = &loader->headers[want->file]->tensors[want->tensor];
-        bytes += fsti_min(tensor->end - tensor->begin, UINT64_MAX - bytes);
-    }
-    return bytes;
-}
-
-static uint64_t count_model_bytes(const fst_loader *loader) {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < loader->model->file_count; i++)
-        bytes += fsti_min(fsti_file_size(loader->files[i]), UINT64_MAX - bytes);
-    return bytes;
-}
-
-/// Asks the policy, with the facts as they are now.
-static void choose_policy(fst_loader *loader, bool view_refused) {
-    const fst_load_options *options = &loader->options;
-    fsti_load_facts facts = {.mode = view_refused ? FST_MODE_AUTO : options->mode,
-                             .cache = options->cache,
-                             .engine = options->engine,
-                             .to_device = options->device.kind != FST_DEVICE_CPU,
-                             .locks_memory = loader->locks_memory,
-                             .has_destinations = has_destinations(loader),
-                             .converts = options->convert != 0,
-                             .has_allocator = options->allocator != NULL,
-                             .has_budget = options->budget_bytes != 0,
-                             .view_refused = view_refused,
-                             .verifies = loader->digests != NULL,
-                             .bytes = count_bytes(loader),
-                             .model_bytes = count_model_bytes(loader),
-                             .available_bytes = UINT64_MAX};
-    if (facts.bytes > FSTI_POLICY_SMALL_BYTES) facts.available_bytes = fsti_memory_left();
-    fsti_policy_choose(&facts, &loader->policy);
+static void choose_policy(fst_loader *loader) {
+    fsti_policy_choose(&loader->facts, &loader->policy);
     loader->mode = loader->policy.mode;
-}
-
-/// How large a batch may be. What a batch takes beyond its tensors (page ends, small gaps) is
-/// set aside.
-static uint64_t batch_limit(const fst_loader *loader) {
-    const fst_load_options *options = &loader->options;
-    fsti_batch_facts facts = {.has_budget = options->budget_bytes != 0,
-                              .budget_bytes = fsti_loader_buffer_budget(loader),
-                              .is_view = loader->mode == FST_MODE_MAP,
-                              .is_foreign = loader->device != NULL || options->allocator != NULL,
-                              .in_order = options->order == FST_ORDER_REQUEST,
-                              .verifies = loader->digests != NULL};
-    return fsti_policy_batch(&facts);
 }
 
 /// The size of what digests are of, the same in all files; 0: there are none.
@@ -94,27 +40,19 @@ static uint32_t verify_bytes(const fst_loader *loader) {
     return bytes;
 }
 
-/// Whether reads are requests to a server, of some files at least.
-static bool asks_servers(const fst_loader *loader) {
-    for (size_t i = 0; i < loader->model->file_count; i++)
-        if (fsti_file_is_object(loader->files[i]) && !fsti_file_is_kept(loader->files[i]))
-            return true;
-    return false;
-}
-
 static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wants, size_t count,
                              fsti_plan *out, fst_error *error) {
     const fst_load_options *options = &loader->options;
-    fsti_plan_rules rules = {
-        .order = options->order,
-        .batch_bytes_max = batch_limit(loader),
-        .gaps = fsti_policy_gaps(loader->tuning.coalesce_gap_bytes, asks_servers(loader)),
-        .chunk_bytes_max = loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
-        .to_device = loader->device != NULL,
-        .is_view = loader->mode == FST_MODE_MAP,
-        .verify_bytes = verify_bytes(loader),
-        .file_bytes = loader->file_bytes,
-        .made_bytes = loader->made_bytes};
+    fsti_plan_rules rules = {.order = options->order,
+                             .batch_bytes_max = loader->policy.batch_bytes_max,
+                             .gaps = loader->policy.gaps,
+                             .chunk_bytes_max =
+                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
+                             .to_device = loader->device != NULL,
+                             .is_view = loader->mode == FST_MODE_MAP,
+                             .verify_bytes = verify_bytes(loader),
+                             .file_bytes = loader->file_bytes,
+                             .made_bytes = loader->made_bytes};
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 
@@ -203,7 +141,8 @@ static fst_status plan_load(fst_loader *loader, fst_error *error) {
         drop_views(loader);
         fsti_plan_clear(&loader->plan);
         loader->plan.item_count = count;
-        choose_policy(loader, true);
+        loader->facts.view_refused = true;
+        choose_policy(loader);
         return make_plan(loader, error);
     }
     if (error != NULL) *error = cause;
@@ -212,15 +151,18 @@ static fst_status plan_load(fst_loader *loader, fst_error *error) {
 
 /// A budget that is smaller than the ring's default makes the ring smaller, too.
 static uint64_t ring_bytes(const fst_loader *loader) {
-    uint64_t bytes = loader->tuning.staging_bytes, budget = fsti_loader_buffer_budget(loader);
+    uint64_t bytes = loader->tuning.staging_bytes, budget = loader->facts.budget_bytes;
     if (bytes == 0) bytes = RING_BYTES;
     if (budget != 0) bytes = fsti_min(bytes, budget / 4);
     return fsti_min(bytes, RING_BYTES);
 }
 
-static fsti_job job_of(const fst_loader *loader) {
+static fsti_job job_of(const fst_loader *loader, const fsti_plan *plan, const load_ways *ways) {
     const fst_load_options *options = &loader->options;
-    return (fsti_job){.plan = &loader->plan,
+    return (fsti_job){.plan = plan,
+                      .routes = ways->routes,
+                      .threads = ways->threads,
+                      .memory = loader->policy.memory,
                       .headers = loader->headers,
                       .files = loader->files,
                       .digests = loader->digests,
@@ -235,11 +177,9 @@ static fsti_job job_of(const fst_loader *loader) {
                       .ring_bytes = ring_bytes(loader),
                       // What goes straight to a device passes no processor that could digest it.
                       .gds = loader->digests == NULL ? options->gds : FST_GDS_OFF,
-                      .engine = loader->mode == FST_MODE_MAP ? FST_ENGINE_AUTO : options->engine,
                       .ring = loader->tuning.ring,
                       .numa = loader->tuning.numa,
-                      .thread_count = loader->rooms.thread_count,
-                      .budget_bytes = fsti_loader_buffer_budget(loader),
+                      .budget_bytes = loader->facts.budget_bytes,
                       .room_bytes = loader->rooms.bytes,
                       .guard_allowed = options->no_sigbus_guard == 0,
                       .progress = options->progress,
@@ -266,11 +206,14 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         status = fsti_loader_check_verified(loader, error);
     if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
-        fsti_loader_count_rooms(loader);
-        choose_policy(loader, false);
+        fsti_loader_look(loader);
+        fsti_loader_share_budget(loader);
+        choose_policy(loader);
         status = plan_load(loader, error);
     }
-    fsti_job job = job_of(loader);
+    if (status == FST_OK)
+        status = fsti_loader_find_ways(loader, &loader->plan, &loader->ways, error);
+    fsti_job job = job_of(loader, &loader->plan, &loader->ways);
     if (status == FST_OK) status = fsti_pipeline_open(&job, &loader->pipeline, error);
     if (status != FST_OK) {
         fsti_loader_close(loader);
@@ -283,6 +226,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
 void fsti_loader_close(fst_loader *loader) {
     if (loader == NULL) return;
     fsti_pipeline_close(loader->pipeline);
+    fsti_free(loader->ways.routes);
     drop_views(loader);
     fsti_plan_clear(&loader->plan);
     fsti_free(loader->wants);
@@ -391,13 +335,14 @@ static fst_status set_reload(fst_loader *loader, fsti_pipeline *pipeline, fst_er
 /// Carries out a plan of one item: the same work as the load's, beside it.
 static fst_status run_reload(fst_loader *loader, const fsti_plan_want *want, const fsti_plan *plan,
                              int64_t timeout_ms, fst_tensor **out, fst_error *error) {
-    fsti_job job = job_of(loader);
-    job.plan = plan;
+    load_ways ways;
+    fst_status status = fsti_loader_find_ways(loader, plan, &ways, error);
+    fsti_job job = job_of(loader, plan, &ways);
     job.budget_bytes = 0;
     job.progress = NULL;
-    fsti_pipeline *pipeline;
-    FST_TRY(fsti_pipeline_open(&job, &pipeline, error));
-    fst_status status = set_reload(loader, pipeline, error);
+    fsti_pipeline *pipeline = NULL;
+    if (status == FST_OK) status = fsti_pipeline_open(&job, &pipeline, error);
+    if (status == FST_OK) status = set_reload(loader, pipeline, error);
     if (status == FST_OK)
         status = fsti_pipeline_wait(pipeline, 0, (uint32_t)plan->chunk_count, timeout_ms, error);
     tensor_source source = {.plan = plan, .item = plan->items, .want = want};
@@ -408,6 +353,7 @@ static fst_status run_reload(fst_loader *loader, const fsti_plan_want *want, con
     fsti_buffer_unref(source.buffer);
     (void)set_reload(loader, NULL, NULL);
     fsti_pipeline_close(pipeline);
+    fsti_free(ways.routes);
     return status;
 }
 

@@ -15,6 +15,12 @@ typedef struct load_rooms {
     uint32_t thread_count; ///< the threads to ask for; 0: by the machine
 } load_rooms;
 
+/// How a plan's files are read, and what is known of threads to do it.
+typedef struct load_ways {
+    fsti_file_route *routes; ///< by file of the model
+    fsti_thread_facts threads;
+} load_ways;
+
 struct fst_loader {
     fst_model *model;
     fst_load_options options; ///< without its pointers to items and globs
@@ -23,7 +29,10 @@ struct fst_loader {
     fsti_device *device;  ///< NULL: the processors
     fst_device device_id; ///< of tensors
     bool locks_memory;    ///< tensors lie in locked memory of the processors
+    fsti_load_facts facts;
+    uint32_t processor_count; ///< 0: not asked for yet
     fsti_load_policy policy;
+    load_ways ways;
     fsti_plan_want *wants;
     uint64_t *slices; ///< the numbers that wants point to
     const fsti_header **headers;
@@ -50,10 +59,31 @@ struct fst_loader {
 fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *options,
                                fst_error *error);
 
-/// Fills loader->rooms: with a budget there are no more threads that decode than it has room for.
-void fsti_loader_count_rooms(fst_loader *loader);
-/// The budget without those rooms: what buffers may take; 0: there is none.
-uint64_t fsti_loader_buffer_budget(const fst_loader *loader);
+/// Fills loader->facts but for the budget: of the request, and of the machine as it is. (facts.c)
+void fsti_loader_look(fst_loader *loader);
+/// The same of a load by default of all of a model, whose first file is `file`.
+void fsti_loader_look_at_file(fsti_file *file, uint64_t model_bytes, fsti_load_facts *out);
+/// Whether some item's memory is given with the request.
+bool fsti_loader_has_destinations(const fst_loader *loader);
+/// Processors that this process may use, asked for once a load.
+uint32_t fsti_loader_processors(fst_loader *loader);
+
+typedef struct load_route_wish {
+    fst_engine engine;
+    bool guard_allowed, keeps_cache, clears_cache;
+    bool is_small;         ///< nothing is probed for it
+    uint64_t buffer_bytes; ///< of address space that the load's buffers will take
+} load_route_wish;
+/// What reads a file's bytes to memory: by what works for it, and what policy makes of that.
+fst_status fsti_loader_find_route(fsti_file *file, const load_route_wish *wish,
+                                  fsti_file_route *out, fst_error *error);
+/// Looks at the files of a plan. out->routes is the caller's to free, whatever comes of it.
+fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, load_ways *out,
+                                 fst_error *error);
+
+/// Fills loader->rooms, with a budget of no more threads that decode than it has room for, and
+/// what that leaves for buffers, among loader->facts.
+void fsti_loader_share_budget(fst_loader *loader);
 /// FST_E_BUDGET with the numbers when a batch of the plan does not fit.
 fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error);
 

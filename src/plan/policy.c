@@ -34,7 +34,7 @@ static const char *why_not_views(const fsti_load_facts *facts) {
         return facts->locks_memory ? "to a device, whose driver locks the memory" : "to a device";
     if (facts->has_destinations) return "the caller gives the memory";
     if (facts->converts) return "elements are converted";
-    if (facts->engine != FST_ENGINE_AUTO || facts->has_allocator || facts->has_budget)
+    if (facts->engine != FST_ENGINE_AUTO || facts->has_allocator || facts->budget_bytes != 0)
         return "an engine, allocator or budget was asked for";
     if (facts->cache == FST_CACHE_BYPASS) return "the page cache is to be left alone";
     if (facts->view_refused) return "no view can be had";
@@ -79,6 +79,43 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
     return comfortable;
 }
 
+/// Batches of a load whose memory is not limited. Tensors share memory by batches: who keeps one
+/// tensor keeps no more than this, or than the tensor itself where that is larger.
+#define BATCH_BYTES ((uint64_t)64 << 20)
+/// The same of verified loads: the chunk that two batches share is read and digested for each, so
+/// that small batches of large tensors would read 3 % more.
+#define VERIFIED_BATCH_BYTES ((uint64_t)256 << 20)
+/// A budget is cut into this many batches, so that reading and using overlap.
+#define BATCHES_PER_BUDGET 4u
+
+static uint64_t find_batch_bytes(const fsti_load_facts *facts, bool is_view) {
+    bool is_given = is_view || facts->has_device || facts->has_allocator;
+    if (facts->budget_bytes != 0) return facts->budget_bytes / BATCHES_PER_BUDGET;
+    // Views need no memory, and devices and callers give it in few large pieces.
+    if (is_given && !facts->in_order) return UINT64_MAX;
+    return facts->verifies ? VERIFIED_BATCH_BYTES : BATCH_BYTES;
+}
+
+static fsti_memory_kind find_memory(const fsti_load_facts *facts, bool is_view) {
+    if (is_view) return FSTI_MEMORY_NONE;
+    if (facts->has_allocator) return FSTI_MEMORY_CALLERS;
+    if (facts->locks_memory) return FSTI_MEMORY_LOCKED;
+    return facts->has_device ? FSTI_MEMORY_DEVICE : FSTI_MEMORY_ARENA;
+}
+
+/// A disk's read on its own costs 25 to 50 us, in which it brings this much
+/// (docs/benchmarks/engines-2026-11-23.md).
+#define DISK_GAP_BYTES ((uint64_t)64 << 10)
+/// A request to a store costs a round trip of 10 to 100 ms, in which a connection brings more than
+/// this; but what is brought for nothing has its price, too.
+#define OBJECT_GAP_BYTES ((uint64_t)1 << 20)
+
+static fsti_gaps find_gaps(uint64_t wanted_bytes, bool is_object) {
+    if (wanted_bytes == UINT64_MAX) return (fsti_gaps){0, 0};
+    if (wanted_bytes != 0) return (fsti_gaps){wanted_bytes, wanted_bytes};
+    return (fsti_gaps){DISK_GAP_BYTES, is_object ? OBJECT_GAP_BYTES : DISK_GAP_BYTES};
+}
+
 void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
     const char *obstacle = why_not_views(facts), *why_cache;
     const char *why = "the default of a load to the CPU";
@@ -91,33 +128,15 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
     }
     out->keeps_cache = keeps_cache(facts, out->mode, &why_cache);
     out->clears_cache = facts->cache == FST_CACHE_BYPASS && out->mode == FST_MODE_LOAD;
-    const char *way = out->keeps_cache            ? "kept in the page cache"
-                      : out->mode == FST_MODE_MAP ? "read when it is touched"
-                                                  : "read around the page cache";
+    bool is_view = out->mode == FST_MODE_MAP;
+    out->memory = find_memory(facts, is_view);
+    out->batch_bytes_max = find_batch_bytes(facts, is_view);
+    out->gaps = find_gaps(facts->gap_bytes, facts->asks_servers);
+    const char *way = out->keeps_cache ? "kept in the page cache"
+                      : is_view        ? "read when it is touched"
+                                       : "read around the page cache";
     snprintf(out->reason, sizeof out->reason, "%s: %s; what is absent is %s: %s",
-             out->mode == FST_MODE_MAP ? "map" : "load", why, way, why_cache);
-}
-
-/// Batches of a load whose memory is not limited. Tensors share memory by batches: who keeps one
-/// tensor keeps no more than this, or than the tensor itself where that is larger.
-#define BATCH_BYTES ((uint64_t)64 << 20)
-/// The same of verified loads: the chunk that two batches share is read and digested for each, so
-/// that small batches of large tensors would read 3 % more.
-#define VERIFIED_BATCH_BYTES ((uint64_t)256 << 20)
-/// A budget is cut into this many batches, so that reading and using overlap.
-#define BATCHES_PER_BUDGET 4u
-
-uint64_t fsti_policy_batch(const fsti_batch_facts *facts) {
-    if (facts->has_budget) return facts->budget_bytes / BATCHES_PER_BUDGET;
-    if ((facts->is_view || facts->is_foreign) && !facts->in_order) return UINT64_MAX;
-    return facts->verifies ? VERIFIED_BATCH_BYTES : BATCH_BYTES;
-}
-
-fsti_memory_kind fsti_policy_memory(const fsti_memory_facts *facts) {
-    if (facts->is_view) return FSTI_MEMORY_NONE;
-    if (facts->has_allocator) return FSTI_MEMORY_CALLERS;
-    if (facts->locks_memory) return FSTI_MEMORY_LOCKED;
-    return facts->to_device ? FSTI_MEMORY_DEVICE : FSTI_MEMORY_ARENA;
+             is_view ? "map" : "load", why, way, why_cache);
 }
 
 /// A load this small is done by the caller: threads would cost more than they save.
@@ -137,19 +156,6 @@ fsti_who fsti_policy_who(const fsti_who_facts *facts) {
     if (is_small && facts->bytes <= CALLER_ABSENT_BYTES_MAX) return FSTI_WHO_CALLER;
     bool is_view = facts->is_mere_view && facts->bytes <= CALLER_VIEW_BYTES_MAX;
     return is_small || is_view ? FSTI_WHO_CALLER_IF_CACHED : FSTI_WHO_THREADS;
-}
-
-/// A disk's read on its own costs 25 to 50 us, in which it brings this much
-/// (docs/benchmarks/engines-2026-11-23.md).
-#define DISK_GAP_BYTES ((uint64_t)64 << 10)
-/// A request to a store costs a round trip of 10 to 100 ms, in which a connection brings more than
-/// this; but what is brought for nothing has its price, too.
-#define OBJECT_GAP_BYTES ((uint64_t)1 << 20)
-
-fsti_gaps fsti_policy_gaps(uint64_t wanted_bytes, bool is_object) {
-    if (wanted_bytes == UINT64_MAX) return (fsti_gaps){0, 0};
-    if (wanted_bytes != 0) return (fsti_gaps){wanted_bytes, wanted_bytes};
-    return (fsti_gaps){DISK_GAP_BYTES, is_object ? OBJECT_GAP_BYTES : DISK_GAP_BYTES};
 }
 
 fsti_route fsti_policy_route(const fsti_route_facts *facts) {

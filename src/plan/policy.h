@@ -11,57 +11,60 @@
 #include "fastsafetensors/loader.h"
 #include "fastsafetensors/writer.h"
 
-/// Memory that the processors write to, or a device's; given by us or by the caller.
+/// What lies between two wanted ranges of a file is read over where that costs less than one more
+/// read: up to `any_bytes` always, up to `most_bytes` while the read comes to no more than
+/// FSTI_GAPS_READ_MAX times what is wanted of it.
+typedef struct fsti_gaps {
+    uint64_t any_bytes, most_bytes;
+} fsti_gaps;
+#define FSTI_GAPS_READ_MAX 2u
+
+/// All that is known of a load before it is planned.
 typedef struct fsti_load_facts {
+    // What is asked:
     fst_load_mode mode;
     fst_cache cache;
     fst_engine engine;
-    bool to_device, locks_memory;
-    bool has_destinations, converts, has_allocator, has_budget;
+    bool to_device;    ///< tensors are a device's, or lie in memory that its driver has locked
+    bool has_device;   ///< it is us who ask that driver for their memory, or copy to it
+    bool locks_memory; ///< of the processors
+    bool has_destinations, converts, has_allocator, in_order;
+    uint64_t budget_bytes; ///< of it, what buffers may take; 0: none
+    uint64_t gap_bytes;    ///< as fst_load_tuning.coalesce_gap_bytes
+    // What is so:
     bool view_refused;        ///< the system does not map the files
     bool verifies;            ///< bytes are held against digests
+    bool asks_servers;        ///< some files are behind addresses
     uint64_t bytes;           ///< of the request
     uint64_t model_bytes;     ///< of all files that it is a part of
     uint64_t available_bytes; ///< memory that may be used; UINT64_MAX: no limit is known
 } fsti_load_facts;
+
+/// Memory that the processors write to, or a device's; given by us or by the caller.
+typedef enum fsti_memory_kind {
+    FSTI_MEMORY_NONE, ///< of views
+    FSTI_MEMORY_CALLERS,
+    FSTI_MEMORY_LOCKED, ///< of the processors, page-locked by a device's driver
+    FSTI_MEMORY_DEVICE,
+    FSTI_MEMORY_ARENA,
+} fsti_memory_kind;
 
 /// The kind of a load, the same for all its files.
 typedef struct fsti_load_policy {
     fst_load_mode mode; ///< LOAD or MAP
     bool keeps_cache;   ///< what is absent is brought into the page cache, and stays there
     bool clears_cache;  ///< what has to come by way of it all the same is dropped from it
-    char reason[200];
+    fsti_memory_kind memory;
+    /// How large a batch may be, whose tensors share a buffer; an item above it is a batch alone.
+    /// UINT64_MAX: as large as its file.
+    uint64_t batch_bytes_max;
+    fsti_gaps gaps;
+    char reason[200]; ///< of mode and cache
 } fsti_load_policy;
 void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out);
 
 /// Requests up to this size fit any machine: nobody asks what memory there is.
 #define FSTI_POLICY_SMALL_BYTES ((uint64_t)32 << 20)
-
-typedef struct fsti_batch_facts {
-    bool has_budget;
-    uint64_t budget_bytes; ///< of it, what buffers may take
-    bool is_view;
-    bool is_foreign; ///< memory comes from a device or the caller, who give it in few large pieces
-    bool in_order;   ///< tensors are handed out as the request lists them
-    bool verifies;
-} fsti_batch_facts;
-/// How large a batch may be, whose tensors share a buffer; an item above it is a batch alone.
-/// UINT64_MAX: as large as its file.
-uint64_t fsti_policy_batch(const fsti_batch_facts *facts);
-
-typedef struct fsti_memory_facts {
-    bool is_view;
-    bool has_allocator; ///< of the caller's
-    bool to_device, locks_memory;
-} fsti_memory_facts;
-typedef enum fsti_memory_kind {
-    FSTI_MEMORY_NONE,
-    FSTI_MEMORY_CALLERS,
-    FSTI_MEMORY_LOCKED, ///< of the processors, page-locked by a device's driver
-    FSTI_MEMORY_DEVICE,
-    FSTI_MEMORY_ARENA,
-} fsti_memory_kind;
-fsti_memory_kind fsti_policy_memory(const fsti_memory_facts *facts);
 
 /// Who does a load's work.
 typedef enum fsti_who {
@@ -77,16 +80,6 @@ typedef struct fsti_who_facts {
 fsti_who fsti_policy_who(const fsti_who_facts *facts);
 /// Whether to probe files, or to start threads, would cost more than it saves.
 bool fsti_policy_is_small(uint64_t bytes, bool has_budget);
-
-/// What lies between two wanted ranges of a file is read over where that costs less than one more
-/// read: up to `any_bytes` always, up to `most_bytes` while the read comes to no more than
-/// FSTI_GAPS_READ_MAX times what is wanted of it.
-typedef struct fsti_gaps {
-    uint64_t any_bytes, most_bytes;
-} fsti_gaps;
-#define FSTI_GAPS_READ_MAX 2u
-/// `wanted_bytes`: as fst_load_tuning.coalesce_gap_bytes. `is_object`: files are behind addresses.
-fsti_gaps fsti_policy_gaps(uint64_t wanted_bytes, bool is_object);
 
 /// Who reads the absent chunks of a file, fastest first.
 typedef enum fsti_route {

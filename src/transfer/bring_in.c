@@ -17,7 +17,7 @@ fsti_view_way fsti_bring_way(fsti_pipeline *pipeline, uint32_t chunk) {
     fsti_view_facts facts = {.begin = extent->begin,
                              .end = extent->end,
                              .file_bytes = fsti_file_size(pipeline->job.files[extent->file]),
-                             .is_cached = fsti_file_is_cached(pipeline->job.files[extent->file]),
+                             .is_cached = pipeline->job.routes[extent->file].is_cached,
                              .fresh_is_dear = is_dear(pipeline)};
     return fsti_policy_view(&facts);
 }

@@ -54,7 +54,7 @@ static bool judge_files(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     bool any = plan->extent_count == 0;
     for (size_t i = 0; i < plan->extent_count; i++) {
-        fsti_file_route *route = &pipeline->routes[plan->extents[i].file];
+        fsti_file_route *route = &pipeline->job.routes[plan->extents[i].file];
         if (!plan->extents[i].linear || atomic_load(&route->is_far)) continue;
         if (!judge_file(pipeline, &plan->extents[i])) return false;
         atomic_store(&route->is_far, true);
@@ -98,7 +98,7 @@ bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk) {
     // Memory of the caller's may lie anywhere; the buffer's own keeps step with the file's pages.
     const char *data = pipeline->batches[extent->batch].buffer->data;
     if ((uintptr_t)data % FSTI_IO_PAGE_BYTES != 0) return false;
-    return atomic_load_explicit(&pipeline->routes[extent->file].is_far, memory_order_relaxed);
+    return atomic_load_explicit(&pipeline->job.routes[extent->file].is_far, memory_order_relaxed);
 }
 
 /// Where a byte of the chunk's file lies on the device.

@@ -1,56 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The routes of a load's files: chosen before anything is read, asked for every chunk, and left
-/// for the next one when they fail.
+/// The routes of a load's files: asked for every chunk, and left for the next one when they fail.
 #include <stdio.h>
 #include <string.h>
 
 #include "sink.h"
 
-/// What buffers take of the address space: of all batches, or of as many as a budget lets in; with
-/// what their alignment costs.
-static uint64_t find_buffer_bytes(const fsti_job *job, bool is_view) {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < job->plan->batch_count && !is_view; i++) {
-        const fsti_plan_batch *batch = &job->plan->batches[i];
-        if (!fsti_add(bytes, batch->buffer_bytes, &bytes) ||
-            !fsti_add(bytes, batch->item_bytes + 2 * FSTI_HUGE_PAGE_BYTES, &bytes))
-            return UINT64_MAX; // there is no such memory
-    }
-    return job->budget_bytes == 0 ? bytes : fsti_min(bytes, job->budget_bytes);
+const fsti_io_engine *fsti_route_reader(fsti_route route) {
+    static const fsti_io_engine *const readers[] = {[FSTI_ROUTE_RING] = &fsti_io_engine_uring,
+                                                    [FSTI_ROUTE_DIRECT] = &fsti_io_engine_direct,
+                                                    [FSTI_ROUTE_MAPPING] = &fsti_io_engine_mmap,
+                                                    [FSTI_ROUTE_CACHE] = &fsti_io_engine_pread};
+    return readers[route];
 }
 
-fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, fst_error *error) {
-    const fsti_job *job = &pipeline->job;
-    const fsti_plan *plan = job->plan;
-    // What is verified is read, so that nobody can change it between its digest and its use; and
-    // slots are filled by read calls: of a mapping every chunk's pages have to be found and given
-    // back, while other threads do the same (docs/gpu.md has the figures).
-    bool to_slots = pipeline->sink->has_slots;
-    fsti_route_wish wish = {
-        .engine = job->engine,
-        .guard_allowed = job->guard_allowed && !to_slots && job->digests == NULL,
-        .keeps_cache = job->keeps_cache,
-        .clears_cache = job->clears_cache,
-        .buffer_bytes = find_buffer_bytes(job, pipeline->sink->is_view),
-        .is_small = fsti_policy_is_small(plan->bytes_planned, job->budget_bytes != 0)};
-    for (size_t i = 0; i < plan->extent_count; i++) {
-        uint32_t file = plan->extents[i].file;
-        if (pipeline->routes[file].resident != NULL) continue;
-        FST_TRY(fsti_route_choose(job->files[file], &wish, &pipeline->routes[file], error));
-    }
-    return FST_OK;
+const fsti_io_engine *fsti_route_engine(const fsti_file_route *route, bool is_resident) {
+    if (route->forced != NULL || is_resident) return route->resident;
+    return fsti_route_reader(
+        (fsti_route)atomic_load_explicit(&route->absent, memory_order_relaxed));
 }
 
 const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
-    return fsti_route_engine(&pipeline->routes[file], pipeline->chunks[chunk].is_resident);
+    return fsti_route_engine(&pipeline->job.routes[file], pipeline->chunks[chunk].is_resident);
 }
 
 bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_file_route *route =
-        &pipeline->routes[plan->extents[plan->chunks[chunk].extent].file];
+        &pipeline->job.routes[plan->extents[plan->chunks[chunk].extent].file];
     return route->forced == NULL && !pipeline->chunks[chunk].is_resident &&
            atomic_load_explicit(&route->absent, memory_order_relaxed) == FSTI_ROUTE_MAPPING;
 }
@@ -65,7 +43,7 @@ void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
 
 bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,
                           int os_errno) {
-    fsti_file_route *route = &pipeline->routes[file];
+    fsti_file_route *route = &pipeline->job.routes[file];
     bool was_far = failed == FSTI_ROUTE_FAR;
     if (was_far ? pipeline->job.gds == FST_GDS_STRICT : route->forced != NULL) return false;
     fsti_route next = fsti_policy_demote(failed, in_setup);

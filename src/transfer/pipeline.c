@@ -33,30 +33,13 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
     return true;
 }
 
-/// Where the address space is limited, what admitted batches have taken is gone already; one with a
-/// budget takes at most that.
-static void limit_threads(const fsti_pipeline *pipeline, fsti_thread_facts *facts) {
-    uint64_t left = fsti_address_space_left(), buffers = pipeline->job.budget_bytes;
-    facts->is_limited = left != UINT64_MAX;
-    facts->address_bytes = left - fsti_min(left, buffers);
-}
-
+/// By the facts that the job has, and by what was found out since.
 static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
-    const fsti_plan *plan = pipeline->job.plan;
-    fsti_thread_facts facts = {.wanted = by_caller ? 1 : pipeline->job.thread_count,
-                               .verifies = pipeline->job.digests != NULL,
-                               .chunk_count = plan->chunk_count};
-    // A small load does not even ask what there is to use.
-    if (facts.wanted == 0 && plan->chunk_count > 1) facts.processor_count = fsti_cpu_count();
-    for (size_t i = 0; i < plan->extent_count && !pipeline->sink->is_view; i++) {
-        const fsti_io_engine *engine =
-            fsti_route_engine(&pipeline->routes[plan->extents[i].file], false);
-        facts.any_ring |= engine->is_async;
-        facts.any_blocking |= !engine->is_async && !engine->is_mapped;
-    }
+    const fsti_job *job = &pipeline->job;
+    fsti_thread_facts facts = job->threads;
+    if (by_caller) facts = (fsti_thread_facts){.wanted = 1, .any_ring = facts.any_ring};
     facts.reads_far =
-        plan->extent_count > 0 && atomic_load(&pipeline->routes[plan->extents[0].file].is_far);
-    if (!by_caller) limit_threads(pipeline, &facts);
+        job->plan->extent_count > 0 && atomic_load(&job->routes[job->plan->extents[0].file].is_far);
     fsti_thread_policy policy = fsti_policy_threads(&facts);
     pipeline->thread_count = policy.thread_count;
     pipeline->lane_count = policy.lane_count;
@@ -100,18 +83,16 @@ static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
     return FST_OK;
 }
 
-static fst_status prepare(fsti_pipeline *pipeline, size_t file_count, fst_error *error) {
+static fst_status prepare(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
-    pipeline->routes = fsti_alloc_zeroed(file_count, sizeof *pipeline->routes);
     pipeline->chunks = fsti_alloc_zeroed(plan->chunk_count, sizeof *pipeline->chunks);
     pipeline->batches = fsti_alloc_zeroed(plan->batch_count, sizeof *pipeline->batches);
     pipeline->threads = fsti_alloc_zeroed(FSTI_POLICY_THREADS_MAX, sizeof *pipeline->threads);
     if (pipeline->job.budget_bytes != 0)
         pipeline->settled = fsti_alloc_zeroed(plan->item_count, sizeof *pipeline->settled);
-    if (pipeline->routes == NULL || pipeline->chunks == NULL || pipeline->batches == NULL ||
-        pipeline->threads == NULL || (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
+    if (pipeline->chunks == NULL || pipeline->batches == NULL || pipeline->threads == NULL ||
+        (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
-    if (!pipeline->sink->is_view) FST_TRY(fsti_pipeline_choose_routes(pipeline, error));
     return pipeline->sink->open != NULL ? pipeline->sink->open(pipeline, error) : FST_OK;
 }
 
@@ -160,13 +141,6 @@ static void finish_views(fsti_pipeline *pipeline) {
     pipeline->first_ns = pipeline->finished_ns = fsti_now_ns();
 }
 
-static size_t count_files(const fsti_plan *plan) {
-    size_t count = 0;
-    for (size_t i = 0; i < plan->item_count; i++)
-        if (plan->items[i].file >= count) count = plan->items[i].file + 1u;
-    return count;
-}
-
 fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_error *error) {
     fsti_pipeline *pipeline = fsti_alloc_zeroed(1, sizeof *pipeline);
     if (pipeline == NULL) return fsti_error_memory(error, sizeof *pipeline);
@@ -175,8 +149,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     pipeline->owner_pid = getpid();
     pipeline->sink = fsti_sink_choose(job);
     init_locks(pipeline);
-    size_t file_count = count_files(job->plan);
-    fst_status status = prepare(pipeline, file_count, error);
+    fst_status status = prepare(pipeline, error);
     bool has_work =
         !pipeline->sink->is_view || job->populate || job->keeps_cache || job->digests != NULL;
     if (status == FST_OK && has_work) status = admit_first(pipeline, error);
@@ -224,7 +197,6 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
-    fsti_free(pipeline->routes);
     fsti_free(pipeline->settled);
     fsti_free(pipeline->chunks);
     fsti_free(pipeline->batches);
@@ -314,7 +286,7 @@ static void explain_reads(const fsti_pipeline *pipeline, fst_load_stats *stats) 
     const fsti_job *job = &pipeline->job;
     uint32_t file = job->plan->extents[0].file;
     char ring[96] = "";
-    fsti_append(stats->reason, sizeof stats->reason, pipeline->routes[file].reason);
+    fsti_append(stats->reason, sizeof stats->reason, pipeline->job.routes[file].reason);
     fsti_append(stats->reason, sizeof stats->reason, pipeline->demotion_reason);
     if (pipeline->counts.used[FST_ENGINE_URING] && job->ring == FST_RING_AUTO)
         fsti_ring_explain(fsti_file_device(job->files[file]), ring, sizeof ring);

@@ -80,11 +80,10 @@ struct fsti_pipeline {
     /// Of a device, or NULL: memory of the caller's has come, and copies from now on wait for what
     /// its stream has queued by now.
     fst_status (*follow)(fsti_pipeline *pipeline, fst_error *error);
-    pid_t owner_pid;         ///< threads and locks are not there in a fork's child
-    fsti_file_route *routes; ///< by file; of views: none
-    atomic_bool *settled;    ///< by item: its destination is the caller's again. NULL: none can be
-    bool may_read_far;       ///< there is a library for reads straight to the device
-    char gds_reason[160];    ///< why files are read that way, or why not
+    pid_t owner_pid;      ///< threads and locks are not there in a fork's child
+    atomic_bool *settled; ///< by item: its destination is the caller's again. NULL: none can be
+    bool may_read_far;    ///< there is a library for reads straight to the device
+    char gds_reason[160]; ///< why files are read that way, or why not
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
@@ -123,9 +122,6 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 /// Gives memory to the batches that the budget allows now. No lock is held while memory is made:
 /// an allocator of the caller's may take its time, and may ask the loader.
 void fsti_pipeline_admit(fsti_pipeline *pipeline);
-
-/// What reads each file; `is_small`: nothing is probed for it.
-fst_status fsti_pipeline_choose_routes(fsti_pipeline *pipeline, fst_error *error);
 
 /// Whether a chunk is absent, and to be brought into the page cache before it is copied from there.
 bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk);

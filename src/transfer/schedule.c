@@ -59,7 +59,7 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_chunk *chunk = &plan->chunks[index];
     uint32_t file_index = plan->extents[chunk->extent].file;
-    const fsti_file_route *route = &pipeline->routes[file_index];
+    const fsti_file_route *route = &pipeline->job.routes[file_index];
     chunk_state *state = &pipeline->chunks[index];
     state->is_resident = false;
     bool is_view = pipeline->sink->is_view;
@@ -131,11 +131,7 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     *out = NULL;
     *placed = false;
     if (batch->buffer_bytes == 0) return FST_OK;
-    fsti_memory_facts facts = {.is_view = pipeline->sink->is_view,
-                               .has_allocator = job->allocator != NULL,
-                               .to_device = job->device != NULL,
-                               .locks_memory = job->locks_memory};
-    switch (fsti_policy_memory(&facts)) {
+    switch (job->memory) {
     case FSTI_MEMORY_NONE: return FST_OK;
     case FSTI_MEMORY_CALLERS: return take_callers_memory(pipeline, batch, out, error);
     case FSTI_MEMORY_LOCKED:

@@ -26,20 +26,21 @@ typedef struct fsti_job {
     /// By file: what its bytes are held against before a chunk is done (the plan has verify_bytes
     /// then); NULL: nothing is.
     const fsti_digest_list *const *digests;
-    char *const *mappings; ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
-    bool populate;         ///< make resident pages of the mappings present
-    bool keeps_cache;      ///< what is absent is read by way of the page cache
-    bool clears_cache;     ///< what has to be read that way all the same is dropped again
+    char *const *mappings;     ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
+    fsti_file_route *routes;   ///< by file: what reads it; demoted on the way
+    fsti_thread_facts threads; ///< but for what is found out on the way
+    fsti_memory_kind memory;
+    bool populate;                  ///< make resident pages of the mappings present
+    bool keeps_cache;               ///< what is absent is read by way of the page cache
+    bool clears_cache;              ///< what has to be read that way all the same is dropped again
     const fst_allocator *allocator; ///< NULL: arenas, or the device's memory
     fsti_device *device;            ///< NULL: the processors
     bool locks_memory;              ///< arenas are locked by the device's driver; no copies to it
     uintptr_t stream;               ///< copies to the device wait for what is queued on it; 0: none
     uint64_t ring_bytes;            ///< locked memory that copies go through, at most
     fst_gds gds;
-    fst_engine engine;
     fst_ring ring;
     fst_numa numa;
-    uint32_t thread_count; ///< 0: by the machine
     uint64_t budget_bytes; ///< of buffers admitted and not released; 0: none
     uint64_t room_bytes;   ///< memory beside buffers that each thread takes, for statistics
     bool guard_allowed;

@@ -174,7 +174,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
                                .engine = lane->engine->number,
                                .stop = &pipeline->stop,
                                .is_around = !pipeline->job.keeps_cache &&
-                                            pipeline->routes[extent->file].forced == NULL,
+                                            pipeline->job.routes[extent->file].forced == NULL,
                                .error = &self->told};
     self->counts.read_count++;
     self->counts.used[lane->engine->number] = true;

@@ -50,7 +50,7 @@ TEST(kinds_of_loads)
          "the caller gives the memory"},
         {{.mode = AUTO, .converts = true}, LOAD, true, "converted"},
         {{.mode = AUTO, .has_allocator = true}, LOAD, true, "allocator"},
-        {{.mode = AUTO, .has_budget = true}, LOAD, true, "budget"},
+        {{.mode = AUTO, .budget_bytes = 1}, LOAD, true, "budget"},
         // An engine that was asked for does with the cache what it always does.
         {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, true, "kept in the page cache: by"},
         {{.mode = LOAD, .engine = FST_ENGINE_MMAP}, LOAD, true, "kept in the page cache: by"},
@@ -129,6 +129,8 @@ TEST(routes)
         {{.has_direct = true}, FSTI_ROUTE_DIRECT},
         {{.has_ring = true}, FSTI_ROUTE_CACHE}, // a ring of buffered reads gains nothing
         {{.has_direct = true, .has_ring = true, .keeps_cache = true}, FSTI_ROUTE_CACHE},
+        {{.has_direct = true, .copies_mapping = true, .keeps_cache = true}, FSTI_ROUTE_MAPPING},
+        {{.has_direct = true, .copies_mapping = true}, FSTI_ROUTE_DIRECT},
         {{.is_small = true}, FSTI_ROUTE_CACHE},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -140,6 +142,7 @@ TEST(routes)
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_RING, false), FSTI_ROUTE_CACHE);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, true), FSTI_ROUTE_CACHE);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, false), FSTI_ROUTE_CACHE);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_MAPPING, false), FSTI_ROUTE_CACHE);
 }
 
 TEST(straight_to_a_device)
@@ -220,20 +223,21 @@ TEST(ways_of_views)
 TEST(gaps)
 {
     static const struct {
-        uint64_t wanted;
-        bool is_object;
+        fsti_load_facts facts;
         fsti_gaps gaps;
     } cases[] = {
-        {0, false, {64 << 10, 64 << 10}},
-        {0, true, {64 << 10, 1 << 20}}, // a request costs what half a MiB does, or more
-        {4096, true, {4096, 4096}},     // as asked
-        {UINT64_MAX, false, {0, 0}},    // nothing is read over
-        {UINT64_MAX, true, {0, 0}},
+        {{.gap_bytes = 0}, {64 << 10, 64 << 10}},
+        {{.asks_servers = true},
+         {64 << 10, 1 << 20}}, // a request costs what half a MiB does, or more
+        {{.gap_bytes = 4096, .asks_servers = true}, {4096, 4096}}, // as asked
+        {{.gap_bytes = UINT64_MAX}, {0, 0}},                       // nothing is read over
+        {{.gap_bytes = UINT64_MAX, .asks_servers = true}, {0, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fsti_gaps gaps = fsti_policy_gaps(cases[i].wanted, cases[i].is_object);
-        CHECK_INT(gaps.any_bytes, cases[i].gaps.any_bytes);
-        CHECK_INT(gaps.most_bytes, cases[i].gaps.most_bytes);
+        fsti_load_policy policy;
+        fsti_policy_choose(&cases[i].facts, &policy);
+        CHECK_INT(policy.gaps.any_bytes, cases[i].gaps.any_bytes);
+        CHECK_INT(policy.gaps.most_bytes, cases[i].gaps.most_bytes);
     }
 }
 
@@ -275,39 +279,67 @@ TEST(batches)
 {
     enum { MIB = 1 << 20 };
     static const struct {
-        fsti_batch_facts facts;
+        fsti_load_facts facts;
         uint64_t bytes;
     } cases[] = {
-        {{.is_view = false}, 64 * MIB},
-        {{.verifies = true}, 256 * MIB},
-        {{.is_view = true}, UINT64_MAX}, // a file each
-        {{.is_foreign = true}, UINT64_MAX},
-        {{.is_foreign = true, .verifies = true}, UINT64_MAX},
-        {{.is_view = true, .in_order = true}, 64 * MIB},
-        {{.is_foreign = true, .in_order = true, .verifies = true}, 256 * MIB},
+        {{.mode = LOAD}, 64 * MIB},
+        {{.mode = LOAD, .verifies = true}, 256 * MIB},
+        {{.mode = MAP}, UINT64_MAX}, // a file each
+        {{.mode = LOAD, .has_device = true}, UINT64_MAX},
+        {{.mode = LOAD, .has_allocator = true, .verifies = true}, UINT64_MAX},
+        {{.mode = MAP, .in_order = true}, 64 * MIB},
+        {{.mode = LOAD, .has_device = true, .in_order = true, .verifies = true}, 256 * MIB},
         // A quarter each, so that reading and using overlap.
-        {{.has_budget = true, .budget_bytes = 100 * MIB}, 25 * MIB},
-        {{.has_budget = true, .budget_bytes = 3, .is_foreign = true}, 0}, // each item alone
+        {{.mode = LOAD, .budget_bytes = 100 * MIB}, 25 * MIB},
+        {{.mode = LOAD, .budget_bytes = 3, .has_device = true}, 0}, // each item alone
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        CHECK_INT(fsti_policy_batch(&cases[i].facts), cases[i].bytes);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_load_policy policy;
+        fsti_policy_choose(&cases[i].facts, &policy);
+        CHECK_INT(policy.batch_bytes_max, cases[i].bytes);
+    }
 }
 
 TEST(kinds_of_memory)
 {
     static const struct {
-        fsti_memory_facts facts;
+        fsti_load_facts facts;
         fsti_memory_kind kind;
     } cases[] = {
-        {{.is_view = true}, FSTI_MEMORY_NONE},
-        {{.is_view = false}, FSTI_MEMORY_ARENA},
-        {{.to_device = true}, FSTI_MEMORY_DEVICE},
-        {{.to_device = true, .locks_memory = true}, FSTI_MEMORY_LOCKED},
-        {{.has_allocator = true}, FSTI_MEMORY_CALLERS},
-        {{.has_allocator = true, .to_device = true}, FSTI_MEMORY_CALLERS},
+        {{.mode = MAP}, FSTI_MEMORY_NONE},
+        {{.mode = LOAD}, FSTI_MEMORY_ARENA},
+        {{.mode = LOAD, .to_device = true, .has_device = true}, FSTI_MEMORY_DEVICE},
+        // Locked memory that the caller gives is the processors' alone.
+        {{.mode = LOAD, .to_device = true, .has_destinations = true}, FSTI_MEMORY_ARENA},
+        {{.mode = LOAD, .to_device = true, .has_device = true, .locks_memory = true},
+         FSTI_MEMORY_LOCKED},
+        {{.mode = LOAD, .has_allocator = true}, FSTI_MEMORY_CALLERS},
+        {{.mode = LOAD, .has_allocator = true, .has_device = true}, FSTI_MEMORY_CALLERS},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        CHECK_INT(fsti_policy_memory(&cases[i].facts), cases[i].kind);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_load_policy policy;
+        fsti_policy_choose(&cases[i].facts, &policy);
+        CHECK_INT(policy.memory, cases[i].kind);
+    }
+}
+
+TEST(what_comes_by_way_of_a_cache_that_is_to_be_left_alone_is_dropped)
+{
+    static const struct {
+        fsti_load_facts facts;
+        bool clears_cache;
+    } cases[] = {
+        {{.mode = LOAD, .cache = FST_CACHE_BYPASS}, true},
+        {{.mode = AUTO, .cache = FST_CACHE_BYPASS}, true},
+        {{.mode = MAP, .cache = FST_CACHE_BYPASS}, false}, // the program's own touches bring it
+        {{.mode = LOAD, .bytes = 9 * GIB}, false},         // around it, where there is a way
+        {{.mode = LOAD, .cache = FST_CACHE_KEEP}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsti_load_policy policy;
+        fsti_policy_choose(&cases[i].facts, &policy);
+        CHECK_INT(policy.clears_cache, cases[i].clears_cache);
+    }
 }
 
 TEST(who_does_the_work)
