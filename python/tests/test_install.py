@@ -197,6 +197,8 @@ def test_layer_check_can_fail(tmp_path):
         ("check_layers.py", "src/format/header_validate.c",
          "void f(void) { fsti_packed_clear(0); }\n", "a circle of files"),
         ("check_layers.py", "src/transfer/worker.c", "const void *f = &fsti_sink_view;\n", "names"),
+        ("check_layers.py", "src/transfer/worker.c", "void f(void) { fsti_cpu_count(); }\n",
+         "asks"),
         ("check_layers.py", "cli/main.c", '#include "base/base.h"\n', "not public"),
         ("check_style.py", "src/plan/plan.c",
          "static int long_one(void) {\n" + "    f();\n" * 70 + "}\n", "lines"),

@@ -53,6 +53,8 @@ uint32_t fsti_loader_processors(fst_loader *loader) {
 void fsti_loader_look(fst_loader *loader) {
     const fst_load_options *options = &loader->options;
     uint64_t bytes = count_bytes(loader);
+    // Tensors of a stream may be read again by several threads: it is known by then.
+    if (options->budget_bytes != 0) (void)fsti_loader_processors(loader);
     loader->facts = (fsti_load_facts){.mode = options->mode,
                                       .cache = options->cache,
                                       .engine = options->engine,
@@ -186,7 +188,7 @@ fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, load
     size_t count = loader->model->file_count;
     bool is_view = loader->mode == FST_MODE_MAP;
     const load_route_wish wish = wish_of(loader, plan);
-    out->routes = fsti_alloc_zeroed(count, sizeof *out->routes);
+    *out = (load_ways){.routes = fsti_alloc_zeroed(count, sizeof *out->routes)};
     if (out->routes == NULL) return fsti_error_memory(error, count * sizeof *out->routes);
     for (size_t i = 0; i < plan->extent_count; i++) {
         uint32_t file = plan->extents[i].file;

@@ -36,7 +36,7 @@ bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk) {
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_job *job = &pipeline->job;
     const fsti_plan_chunk *range = &job->plan->chunks[chunk];
-    if (!job->clears_cache || pipeline->chunks[chunk].is_resident) return;
+    if (!job->policy->clears_cache || pipeline->chunks[chunk].is_resident) return;
     if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return;
     fsti_file_let_go(job->files[job->plan->extents[range->extent].file], range->begin, range->end);
 }

@@ -150,8 +150,8 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     pipeline->sink = fsti_sink_choose(job);
     init_locks(pipeline);
     fst_status status = prepare(pipeline, error);
-    bool has_work =
-        !pipeline->sink->is_view || job->populate || job->keeps_cache || job->digests != NULL;
+    bool has_work = !pipeline->sink->is_view || job->populate || job->policy->keeps_cache ||
+                    job->digests != NULL;
     if (status == FST_OK && has_work) status = admit_first(pipeline, error);
     if (status == FST_OK && has_work) status = begin_work(pipeline, error);
     if (status == FST_OK && !has_work) finish_views(pipeline);

@@ -28,7 +28,7 @@ static uint64_t sample_place(const fsti_plan_chunk *chunk, uint64_t index, uint6
 /// in pages as small as they come; so the rest is taken to be absent as well. Views alone: their
 /// bytes are wanted in the page cache.
 static bool is_at_hand(fsti_pipeline *pipeline, fsti_file *file, const fsti_plan_chunk *chunk) {
-    if (!pipeline->sink->is_view || !pipeline->job.keeps_cache) return false;
+    if (!pipeline->sink->is_view || !pipeline->job.policy->keeps_cache) return false;
     for (uint64_t i = 0; i < SAMPLE_COUNT; i++) {
         if (atomic_load(&pipeline->found_absent)) return false;
         if (!fsti_file_reads_at_once(file, sample_place(chunk, i, 1)))
@@ -64,26 +64,27 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     state->is_resident = false;
     bool is_view = pipeline->sink->is_view;
     bool is_brought = !is_view && fsti_pipeline_brings_in(pipeline, index);
-    bool matters = is_view || is_brought || pipeline->job.clears_cache ||
+    bool matters = is_view || is_brought || pipeline->job.policy->clears_cache ||
                    fsti_route_engine(route, true) != fsti_route_engine(route, false);
     if (matters) {
         uint64_t total = chunk->end - chunk->begin, resident = 0;
         fsti_file *file = pipeline->job.files[file_index];
         // A cache that is to be left alone is looked at whole: a page that is missing after all
         // would be brought in, with what the kernel reads around it.
-        if (!pipeline->job.clears_cache)
+        if (!pipeline->job.policy->clears_cache)
             resident = sample_residency(pipeline, file, chunk, &total);
         else if (!fsti_file_resident(file, chunk->begin, chunk->end, &resident))
             resident = 0;
         // A view's missing pages come one by one; to bring in what is there costs nothing.
-        bool is_exact = is_view || is_brought || pipeline->job.clears_cache;
+        bool is_exact = is_view || is_brought || pipeline->job.policy->clears_cache;
         state->is_resident = is_exact ? resident == total : 2 * resident >= total;
     }
     state->queue =
         !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
     // What a view has in memory needs nothing, unless it is to be made present.
-    bool is_there = is_view && pipeline->job.digests == NULL &&
-                    (state->is_resident ? !pipeline->job.populate : !pipeline->job.keeps_cache);
+    bool is_there =
+        is_view && pipeline->job.digests == NULL &&
+        (state->is_resident ? !pipeline->job.populate : !pipeline->job.policy->keeps_cache);
     atomic_store_explicit(&state->step, is_there ? CHUNK_DONE : CHUNK_PENDING,
                           memory_order_release);
     return state->is_resident;
@@ -131,7 +132,7 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     *out = NULL;
     *placed = false;
     if (batch->buffer_bytes == 0) return FST_OK;
-    switch (job->memory) {
+    switch (job->policy->memory) {
     case FSTI_MEMORY_NONE: return FST_OK;
     case FSTI_MEMORY_CALLERS: return take_callers_memory(pipeline, batch, out, error);
     case FSTI_MEMORY_LOCKED:

@@ -21,6 +21,7 @@ typedef struct fsti_pipeline fsti_pipeline;
 /// Everything here must live until the pipeline is closed.
 typedef struct fsti_job {
     const fsti_plan *plan;
+    const fsti_load_policy *policy;    ///< memory, and what becomes of the page cache
     const fsti_header *const *headers; ///< by file; for the names of tensors in errors
     fsti_file *const *files;
     /// By file: what its bytes are held against before a chunk is done (the plan has verify_bytes
@@ -29,10 +30,7 @@ typedef struct fsti_job {
     char *const *mappings;     ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
     fsti_file_route *routes;   ///< by file: what reads it; demoted on the way
     fsti_thread_facts threads; ///< but for what is found out on the way
-    fsti_memory_kind memory;
-    bool populate;                  ///< make resident pages of the mappings present
-    bool keeps_cache;               ///< what is absent is read by way of the page cache
-    bool clears_cache;              ///< what has to be read that way all the same is dropped again
+    bool populate;             ///< make resident pages of the mappings present
     const fst_allocator *allocator; ///< NULL: arenas, or the device's memory
     fsti_device *device;            ///< NULL: the processors
     bool locks_memory;              ///< arenas are locked by the device's driver; no copies to it

@@ -173,7 +173,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
                                .buffer = block->target,
                                .engine = lane->engine->number,
                                .stop = &pipeline->stop,
-                               .is_around = !pipeline->job.keeps_cache &&
+                               .is_around = !pipeline->job.policy->keeps_cache &&
                                             pipeline->job.routes[extent->file].forced == NULL,
                                .error = &self->told};
     self->counts.read_count++;
@@ -222,8 +222,8 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.disk_cache_written += net->written_bytes;
     bool is_direct = lane->engine->is_direct && !block->is_buffered;
     if (is_direct) self->counts.bytes_direct += size;
-    bool stays = !pipeline->chunks[block->chunk].is_resident && !pipeline->job.clears_cache &&
-                 !lane->engine->is_network;
+    bool stays = !pipeline->chunks[block->chunk].is_resident &&
+                 !pipeline->job.policy->clears_cache && !lane->engine->is_network;
     if (!is_direct && stays) self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
