@@ -71,7 +71,6 @@ typedef struct answer_wish {
     bool is_range;
     bool is_first; ///< the size is not known yet: [begin, end) may reach beyond it
     uint64_t begin, end;
-    uint64_t asked_end;   ///< of the Range header: `end`, unless the first request
     const net_pin *pin;   ///< NULL: none
     const net_pin *known; ///< NULL, or the version of which nothing is wanted
 } answer_wish;

@@ -15,15 +15,13 @@ static pthread_once_t find_once = PTHREAD_ONCE_INIT;
 static curl_library library;
 static bool is_found;
 static const char *missing; ///< what an old library lacks
-static const char *const *names_looked_for;
 
 static void find_library(void) {
     static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", NULL};
 #define CURL_SYMBOL(result, name, parameters) {#name, &library.name},
     static const fsti_library_symbol symbols[] = {CURL_FUNCTIONS(CURL_SYMBOL){NULL, NULL}};
 #undef CURL_SYMBOL
-    if (names_looked_for == NULL) names_looked_for = names;
-    is_found = fsti_library_bind(names_looked_for, symbols, &missing);
+    is_found = fsti_library_bind(names, symbols, &missing);
     // Before 7.84 this is not safe from several threads: once, here.
     if (is_found && library.curl_version_info(0)->number < VERSION_MIN) {
         is_found = false;
@@ -54,8 +52,6 @@ bool fsti_net_usable(char *reason, size_t reason_size) {
         snprintf(reason, reason_size, "%.150s", error.message);
     return usable;
 }
-
-void fsti_net_fake_library(const char *const *names) { names_looked_for = names; }
 
 const char *fsti_curl_ca_file(void) {
     // Where distributions keep them; the first is also libcurl's own default on Debian.

@@ -91,8 +91,6 @@ void fsti_object_unref(fsti_object *object);
 /// Its address as it may be told.
 const char *fsti_object_name(const fsti_object *object);
 uint64_t fsti_object_size(const fsti_object *object);
-/// A number for its version: of the same object in the same version the same one.
-uint64_t fsti_object_version(const fsti_object *object);
 /// Where its credentials are from, in words.
 const char *fsti_object_credentials(const fsti_object *object);
 /// What opening it, and blocking reads of it, have cost.
@@ -196,8 +194,5 @@ fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t m
 /// `watch`: or NULL.
 fst_status fsti_net_remove(const char *url, const fsti_seen *seen, const fsti_net_watch *watch,
                            bool *is_other, fst_error *error);
-
-/// For tests: other names to look for the library by, ended by NULL; before its first use.
-void fsti_net_fake_library(const char *const *names);
 
 #endif

@@ -266,13 +266,6 @@ const char *fsti_object_name(const fsti_object *object) { return object->name; }
 
 uint64_t fsti_object_size(const fsti_object *object) { return object->pin.total_bytes; }
 
-uint64_t fsti_object_version(const fsti_object *object) {
-    const net_pin *pin = &object->pin;
-    uint64_t key = fsti_hash(pin->etag, strlen(pin->etag), pin->total_bytes);
-    key = fsti_hash(pin->modified, strlen(pin->modified), key);
-    return fsti_hash(object->url, strlen(object->url), key);
-}
-
 void fsti_object_counts(fsti_object *object, fsti_net_counts *out) {
     pthread_mutex_lock(&object->lock);
     *out = object->counts;
