@@ -15,21 +15,56 @@ bool fsti_loader_has_destinations(const fst_loader *loader) {
     return false;
 }
 
-/// Bytes of the request as they lie in the files, about: slices count whole.
-static uint64_t count_bytes(const fst_loader *loader) {
-    uint64_t bytes = 0;
+/// Elements of what is wanted of a tensor. *is_piece: they lie in one piece.
+static uint64_t count_elements(const fst_loader *loader, const fsti_plan_want *want,
+                               bool *is_piece) {
+    const fsti_header *header = loader->headers[want->file];
+    const fsti_tensor *tensor = &header->tensors[want->tensor];
+    const uint64_t *whole = fsti_header_shape(header, tensor);
+    uint64_t count = 1;
+    *is_piece = true;
+    for (uint32_t d = 0; d < tensor->rank; d++) {
+        uint64_t span = whole[d];
+        // The plan will refuse what is no range, and what overflows.
+        if (want->slice_begin != NULL)
+            span = want->slice_end[d] - fsti_min(want->slice_begin[d], want->slice_end[d]);
+        // Rows that are not whole lie apart, unless there is but one.
+        if (span < whole[d] && count > 1) *is_piece = false;
+        if (!fsti_mul(count, span, &count)) return UINT64_MAX;
+    }
+    return count;
+}
+
+static uint64_t add_up_to_most(uint64_t sum, uint64_t more) {
+    return sum + fsti_min(more, UINT64_MAX - sum);
+}
+
+static uint64_t bytes_of(fst_dtype dtype, uint64_t element_count) {
+    uint64_t bits;
+    bool fits = fsti_mul(element_count, fsti_dtype_bits(dtype), &bits);
+    return fits ? bits / 8 : element_count / 8 * fsti_dtype_bits(dtype);
+}
+
+/// Counts the bytes of the request.
+static void count_bytes(const fst_loader *loader, fsti_load_facts *out) {
     for (size_t i = 0; i < loader->plan.item_count; i++) {
         const fsti_plan_want *want = &loader->wants[i];
-        const fsti_tensor *tensor = &loader->headers[want->file]->tensors[want->tensor];
-        bytes += fsti_min(tensor->end - tensor->begin, UINT64_MAX - bytes);
+        const fsti_header *header = loader->headers[want->file];
+        const fsti_tensor *tensor = &header->tensors[want->tensor];
+        fst_dtype dtype = (fst_dtype)tensor->dtype;
+        bool is_piece;
+        uint64_t count = count_elements(loader, want, &is_piece), bytes = bytes_of(dtype, count);
+        bool is_aligned = (header->data_begin + tensor->begin) % fsti_dtype_alignment(dtype) == 0;
+        out->bytes = add_up_to_most(out->bytes, bytes);
+        out->own_bytes = add_up_to_most(out->own_bytes, bytes_of(want->dtype, count));
+        if (!is_piece || !is_aligned) out->apart_bytes = add_up_to_most(out->apart_bytes, bytes);
     }
-    return bytes;
 }
 
 static uint64_t count_model_bytes(const fst_loader *loader) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < loader->model->file_count; i++)
-        bytes += fsti_min(fsti_file_size(loader->files[i]), UINT64_MAX - bytes);
+        bytes = add_up_to_most(bytes, fsti_file_size(loader->files[i]));
     return bytes;
 }
 
@@ -39,6 +74,13 @@ static bool asks_servers(const fst_loader *loader) {
         if (fsti_file_is_object(loader->files[i]) && !fsti_file_is_kept(loader->files[i]))
             return true;
     return false;
+}
+
+/// Whether no file is one of the system's, or made of one.
+static bool lacks_cache(const fst_loader *loader) {
+    for (size_t i = 0; i < loader->model->file_count; i++)
+        if (fsti_file_identity(loader->files[i]) >= 0) return false;
+    return true;
 }
 
 static uint64_t memory_for(uint64_t bytes) {
@@ -52,7 +94,6 @@ uint32_t fsti_loader_processors(fst_loader *loader) {
 
 void fsti_loader_look(fst_loader *loader) {
     const fst_load_options *options = &loader->options;
-    uint64_t bytes = count_bytes(loader);
     // Tensors of a stream may be read again by several threads: it is known by then.
     if (options->budget_bytes != 0) (void)fsti_loader_processors(loader);
     loader->facts = (fsti_load_facts){.mode = options->mode,
@@ -68,9 +109,11 @@ void fsti_loader_look(fst_loader *loader) {
                                       .gap_bytes = loader->tuning.coalesce_gap_bytes,
                                       .verifies = loader->digests != NULL,
                                       .asks_servers = asks_servers(loader),
-                                      .bytes = bytes,
-                                      .model_bytes = count_model_bytes(loader),
-                                      .available_bytes = memory_for(bytes)};
+                                      .lacks_cache = lacks_cache(loader),
+                                      .model_bytes = count_model_bytes(loader)};
+    count_bytes(loader, &loader->facts);
+    loader->facts.available_bytes =
+        memory_for(fsti_max(loader->facts.bytes, loader->facts.own_bytes));
 }
 
 void fsti_loader_look_at_file(fsti_file *file, uint64_t model_bytes, fsti_load_facts *out) {
@@ -78,7 +121,9 @@ void fsti_loader_look_at_file(fsti_file *file, uint64_t model_bytes, fsti_load_f
     *out = (fsti_load_facts){.mode = FST_MODE_AUTO,
                              .view_refused = !fsti_io_engine_mmap.usable(file, why, sizeof why),
                              .asks_servers = fsti_file_is_object(file) && !fsti_file_is_kept(file),
+                             .lacks_cache = fsti_file_identity(file) < 0,
                              .bytes = model_bytes,
+                             .own_bytes = model_bytes,
                              .model_bytes = model_bytes,
                              .available_bytes = memory_for(model_bytes)};
 }
@@ -136,9 +181,9 @@ fst_status fsti_loader_find_route(fsti_file *file, const load_route_wish *wish,
 
 /// What buffers take of the address space: of all batches, or of as many as a budget lets in; with
 /// what their alignment costs.
-static uint64_t find_buffer_bytes(const fst_loader *loader, const fsti_plan *plan) {
+static uint64_t find_buffer_bytes(const fst_loader *loader, const fsti_plan *plan, bool is_view) {
     uint64_t bytes = 0, budget = loader->facts.budget_bytes;
-    for (size_t i = 0; i < plan->batch_count && loader->policy.memory != FSTI_MEMORY_NONE; i++) {
+    for (size_t i = 0; i < plan->batch_count && !is_view; i++) {
         const fsti_plan_batch *batch = &plan->batches[i];
         if (!fsti_add(bytes, batch->buffer_bytes, &bytes) ||
             !fsti_add(bytes, batch->item_bytes + 2 * FSTI_HUGE_PAGE_BYTES, &bytes))
@@ -160,16 +205,17 @@ static load_route_wish wish_of(const fst_loader *loader, const fsti_plan *plan) 
         .keeps_cache = loader->policy.keeps_cache,
         .clears_cache = loader->policy.clears_cache,
         .is_small = fsti_policy_is_small(plan->bytes_planned, loader->facts.budget_bytes != 0),
-        .buffer_bytes = find_buffer_bytes(loader, plan)};
+        .buffer_bytes = find_buffer_bytes(loader, plan, false)};
 }
 
 /// Facts for the number of threads; where the address space is limited, buffers will take theirs.
-static void look_for_threads(fst_loader *loader, const fsti_plan *plan, load_ways *out) {
+static void look_for_threads(fst_loader *loader, const fsti_plan *plan, bool is_view,
+                             load_ways *out) {
     fsti_thread_facts *facts = &out->threads;
     *facts = (fsti_thread_facts){.wanted = loader->rooms.thread_count,
                                  .verifies = loader->digests != NULL,
                                  .chunk_count = plan->chunk_count};
-    for (size_t i = 0; i < plan->extent_count && loader->mode != FST_MODE_MAP; i++) {
+    for (size_t i = 0; i < plan->extent_count && !is_view; i++) {
         const fsti_io_engine *engine =
             fsti_route_engine(&out->routes[plan->extents[i].file], false);
         facts->any_ring |= engine->is_async;
@@ -180,13 +226,12 @@ static void look_for_threads(fst_loader *loader, const fsti_plan *plan, load_way
     uint64_t left = fsti_address_space_left();
     facts->is_limited = left != UINT64_MAX;
     if (facts->is_limited)
-        facts->address_bytes = left - fsti_min(left, find_buffer_bytes(loader, plan));
+        facts->address_bytes = left - fsti_min(left, find_buffer_bytes(loader, plan, is_view));
 }
 
-fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, load_ways *out,
-                                 fst_error *error) {
+fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, bool is_view,
+                                 load_ways *out, fst_error *error) {
     size_t count = loader->model->file_count;
-    bool is_view = loader->mode == FST_MODE_MAP;
     const load_route_wish wish = wish_of(loader, plan);
     *out = (load_ways){.routes = fsti_alloc_zeroed(count, sizeof *out->routes)};
     if (out->routes == NULL) return fsti_error_memory(error, count * sizeof *out->routes);
@@ -198,6 +243,6 @@ fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, load
         else if (route->resident == NULL)
             FST_TRY(fsti_loader_find_route(loader->files[file], &wish, route, error));
     }
-    look_for_threads(loader, plan, out);
+    look_for_threads(loader, plan, is_view, out);
     return FST_OK;
 }

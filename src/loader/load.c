@@ -5,9 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/// Locked memory that loads to a GPU go through: enough to keep its bus busy.
-#define RING_BYTES ((uint64_t)64 << 20)
-
 /// Opens the device that tensors go to.
 static fst_status choose_device(fst_loader *loader, fst_error *error) {
     const fst_load_options *options = &loader->options;
@@ -32,33 +29,10 @@ static void choose_policy(fst_loader *loader) {
     loader->mode = loader->policy.mode;
 }
 
-/// The size of what digests are of, the same in all files; 0: there are none.
-static uint32_t verify_bytes(const fst_loader *loader) {
-    uint32_t bytes = 0;
-    for (size_t i = 0; loader->digests != NULL && i < loader->model->file_count; i++)
-        if (loader->digests[i]->kind != NULL) bytes = loader->digests[i]->chunk_bytes;
-    return bytes;
-}
-
-static fst_status plan_wants(const fst_loader *loader, const fsti_plan_want *wants, size_t count,
-                             fsti_plan *out, fst_error *error) {
-    const fst_load_options *options = &loader->options;
-    fsti_plan_rules rules = {.order = options->order,
-                             .batch_bytes_max = loader->policy.batch_bytes_max,
-                             .gaps = loader->policy.gaps,
-                             .chunk_bytes_max =
-                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
-                             .to_device = loader->device != NULL,
-                             .is_view = loader->mode == FST_MODE_MAP,
-                             .verify_bytes = verify_bytes(loader),
-                             .file_bytes = loader->file_bytes,
-                             .made_bytes = loader->made_bytes};
-    return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
-}
-
 static fst_status make_plan(fst_loader *loader, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
-    FST_TRY(plan_wants(loader, loader->wants, loader->plan.item_count, &loader->plan, error));
+    FST_TRY(fsti_loader_plan(loader, loader->wants, loader->plan.item_count,
+                             loader->mode == FST_MODE_MAP, &loader->plan, error));
     loader->plan_ns = fsti_now_ns() - start_ns;
     return fsti_loader_check_budget(loader, error);
 }
@@ -149,46 +123,12 @@ static fst_status plan_load(fst_loader *loader, fst_error *error) {
     return status;
 }
 
-/// A budget that is smaller than the ring's default makes the ring smaller, too.
-static uint64_t ring_bytes(const fst_loader *loader) {
-    uint64_t bytes = loader->tuning.staging_bytes, budget = loader->facts.budget_bytes;
-    if (bytes == 0) bytes = RING_BYTES;
-    if (budget != 0) bytes = fsti_min(bytes, budget / 4);
-    return fsti_min(bytes, RING_BYTES);
-}
-
-static fsti_job job_of(const fst_loader *loader, const fsti_plan *plan, const load_ways *ways) {
-    const fst_load_options *options = &loader->options;
-    return (fsti_job){.plan = plan,
-                      .routes = ways->routes,
-                      .threads = ways->threads,
-                      .policy = &loader->policy,
-                      .headers = loader->headers,
-                      .files = loader->files,
-                      .digests = loader->digests,
-                      .mappings = loader->mappings,
-                      .populate = options->map_populate != 0,
-                      .allocator = options->allocator,
-                      .device = loader->device,
-                      .locks_memory = loader->locks_memory,
-                      .stream = options->stream,
-                      .ring_bytes = ring_bytes(loader),
-                      // What goes straight to a device passes no processor that could digest it.
-                      .gds = loader->digests == NULL ? options->gds : FST_GDS_OFF,
-                      .ring = loader->tuning.ring,
-                      .numa = loader->tuning.numa,
-                      .budget_bytes = loader->facts.budget_bytes,
-                      .room_bytes = loader->rooms.bytes,
-                      .guard_allowed = options->no_sigbus_guard == 0,
-                      .progress = options->progress,
-                      .progress_context = options->progress_context};
-}
-
 fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, fst_loader **out,
                             fst_error *error) {
     fst_loader *loader = fsti_alloc_zeroed(1, sizeof *loader);
     if (loader == NULL) return fsti_error_memory(error, sizeof *loader);
     pthread_mutex_init(&loader->lock, NULL);
+    pthread_mutex_init(&loader->allocator_lock, NULL);
     loader->model = fsti_model_ref(model);
     loader->options = *options;
     loader->tuning = *options->tuning;
@@ -210,8 +150,9 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         status = plan_load(loader, error);
     }
     if (status == FST_OK)
-        status = fsti_loader_find_ways(loader, &loader->plan, &loader->ways, error);
-    fsti_job job = job_of(loader, &loader->plan, &loader->ways);
+        status = fsti_loader_find_ways(loader, &loader->plan, loader->mode == FST_MODE_MAP,
+                                       &loader->ways, error);
+    fsti_job job = fsti_loader_job(loader, &loader->plan, &loader->ways);
     if (status == FST_OK) status = fsti_pipeline_open(&job, &loader->pipeline, error);
     if (status != FST_OK) {
         fsti_loader_close(loader);
@@ -223,6 +164,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
 
 void fsti_loader_close(fst_loader *loader) {
     if (loader == NULL) return;
+    fsti_loader_end_reads(loader);
     fsti_pipeline_close(loader->pipeline);
     fsti_free(loader->ways.routes);
     drop_views(loader);
@@ -237,6 +179,7 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_free(loader->made_bytes);
     fsti_model_unref(loader->model);
     pthread_mutex_destroy(&loader->lock);
+    pthread_mutex_destroy(&loader->allocator_lock);
     fsti_free(loader);
 }
 
@@ -245,9 +188,7 @@ size_t fsti_loader_tensor_count(const fst_loader *loader) { return loader->plan.
 void fsti_loader_cancel(fst_loader *loader) {
     if (fsti_pipeline_check_owner(loader->pipeline, NULL) != FST_OK) return; // nothing runs here
     fsti_pipeline_cancel(loader->pipeline);
-    pthread_mutex_lock(&loader->lock);
-    if (loader->reload != NULL) fsti_pipeline_cancel(loader->reload);
-    pthread_mutex_unlock(&loader->lock);
+    fsti_loader_cancel_reads(loader);
 }
 
 /// Waits for chunks and keeps the time of it.
@@ -290,11 +231,36 @@ static void release_delivered(fst_loader *loader) {
 
 static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
                               fst_tensor **out, fst_error *error) {
-    tensor_source source = {.plan = &loader->plan,
-                            .item = &loader->plan.items[item_index],
+    tensor_source source = {.item = &loader->plan.items[item_index],
                             .want = &loader->wants[item_index],
                             .buffer = buffer};
     return fsti_tensor_make(loader, &source, out, error);
+}
+
+/// What no view can serve is read to memory, once what is to come into the page cache is there.
+static fst_status copy_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
+                            fst_tensor **out, fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    FST_TRY(wait_item(loader, &loader->plan.items[item_index], timeout_ms, error));
+    int64_t waited_ms = (int64_t)((fsti_now_ns() - start_ns) / 1000000);
+    if (timeout_ms > 0) timeout_ms = timeout_ms > waited_ms ? timeout_ms - waited_ms : 0;
+    return fsti_loader_read_item(loader, item_index, timeout_ms, out, error);
+}
+
+/// The next item of the stream, as soon as it is there.
+static fst_status stream_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
+                              fst_tensor **out, fst_error *error) {
+    const fsti_plan_item *item = &loader->plan.items[item_index];
+    if (fsti_loader_is_apart(loader, item))
+        return copy_item(loader, item_index, timeout_ms, out, error);
+    FST_TRY(wait_item(loader, item, timeout_ms, error));
+    if (fsti_pipeline_place_step(loader->pipeline, item_index) == PLACE_SETTLED)
+        return fsti_loader_read_item(loader, item_index, timeout_ms, out, error);
+    fsti_buffer *buffer;
+    fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
+    fst_status status = make_tensor(loader, item_index, buffer, out, error);
+    fsti_buffer_unref(buffer);
+    return status;
 }
 
 fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor **out,
@@ -305,14 +271,7 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     size_t position = loader->next_delivery;
     pthread_mutex_unlock(&loader->lock);
     if (position >= plan->item_count) return FST_END;
-    uint32_t item_index = plan->delivery[position];
-    const fsti_plan_item *item = &plan->items[item_index];
-    FST_TRY(wait_item(loader, item, timeout_ms, error));
-    fsti_buffer *buffer;
-    fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
-    fst_status status = make_tensor(loader, item_index, buffer, out, error);
-    fsti_buffer_unref(buffer);
-    FST_TRY(status);
+    FST_TRY(stream_item(loader, plan->delivery[position], timeout_ms, out, error));
     pthread_mutex_lock(&loader->lock);
     loader->next_delivery = position + 1;
     release_delivered(loader);
@@ -320,51 +279,13 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     return FST_OK;
 }
 
-/// Makes `pipeline` the one that cancelling the load reaches, too (NULL: none). FST_E_CANCELLED
-/// when that has happened already.
-static fst_status set_reload(fst_loader *loader, fsti_pipeline *pipeline, fst_error *error) {
-    pthread_mutex_lock(&loader->lock);
-    loader->reload = pipeline;
-    pthread_mutex_unlock(&loader->lock);
-    bool cancelled = pipeline != NULL && fsti_pipeline_cancelled(loader->pipeline, error);
-    return cancelled ? FST_E_CANCELLED : FST_OK;
-}
-
-/// Carries out a plan of one item: the same work as the load's, beside it.
-static fst_status run_reload(fst_loader *loader, const fsti_plan_want *want, const fsti_plan *plan,
-                             int64_t timeout_ms, fst_tensor **out, fst_error *error) {
-    load_ways ways;
-    fst_status status = fsti_loader_find_ways(loader, plan, &ways, error);
-    fsti_job job = job_of(loader, plan, &ways);
-    job.budget_bytes = 0;
-    job.progress = NULL;
-    fsti_pipeline *pipeline = NULL;
-    if (status == FST_OK) status = fsti_pipeline_open(&job, &pipeline, error);
-    if (status == FST_OK) status = set_reload(loader, pipeline, error);
-    if (status == FST_OK)
-        status = fsti_pipeline_wait(pipeline, 0, (uint32_t)plan->chunk_count, timeout_ms, error);
-    tensor_source source = {.plan = plan, .item = plan->items, .want = want};
-    if (status == FST_OK) {
-        fsti_pipeline_buffer(pipeline, 0, &source.buffer);
-        status = fsti_tensor_make(loader, &source, out, error);
-    }
-    fsti_buffer_unref(source.buffer);
-    (void)set_reload(loader, NULL, NULL);
-    fsti_pipeline_close(pipeline);
-    fsti_free(ways.routes);
-    return status;
-}
-
-/// Reads one item that the stream has let go of, or not come to.
-static fst_status reload_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
-                              fst_tensor **out, fst_error *error) {
-    const fsti_plan_want *want = &loader->wants[item_index];
-    fsti_plan plan;
-    if (fsti_pipeline_cancelled(loader->pipeline, error)) return FST_E_CANCELLED;
-    FST_TRY(plan_wants(loader, want, 1, &plan, error));
-    fst_status status = run_reload(loader, want, &plan, timeout_ms, out, error);
-    fsti_plan_clear(&plan);
-    return status;
+/// Whether an item of memory is read by itself: the stream has let go of it, or has not come to it
+/// (its turn may never come while we wait). What is at a destination stays as the caller has left
+/// it.
+static bool is_read_alone(fst_loader *loader, uint32_t index, fsti_batch_step step) {
+    if (loader->plan.items[index].destination == NULL) return step != BATCH_ADMITTED;
+    if (step == BATCH_WAITING) fsti_pipeline_settle(loader->pipeline, index);
+    return fsti_pipeline_place_step(loader->pipeline, index) == PLACE_SETTLED;
 }
 
 fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeout_ms,
@@ -373,18 +294,16 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeo
     uint32_t index = (uint32_t)item_index;
     fsti_buffer *buffer;
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
-    // Holding the buffer keeps the bytes even if the stream lets go of them meanwhile. A batch
-    // that is not admitted must not be waited for: its turn may never come while we wait.
+    if (fsti_loader_is_apart(loader, item)) return copy_item(loader, index, timeout_ms, out, error);
+    // Holding the buffer keeps the bytes even if the stream lets go of them meanwhile.
     fsti_batch_step step = fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
-    if (item->size_bytes > 0 && loader->mode != FST_MODE_MAP) {
-        bool has_place = item->destination != NULL;
-        // What is at its destination stays as the caller has left it.
-        if (step == BATCH_RELEASED && !has_place)
-            return reload_item(loader, index, timeout_ms, out, error);
-        if (step == BATCH_WAITING && (!has_place || fsti_pipeline_settle(loader->pipeline, index)))
-            return reload_item(loader, index, timeout_ms, out, error);
+    if (item->size_bytes > 0 && loader->mode != FST_MODE_MAP &&
+        is_read_alone(loader, index, step)) {
+        fsti_buffer_unref(buffer);
+        return fsti_loader_read_item(loader, index, timeout_ms, out, error);
     }
-    fst_status status = wait_item(loader, item, timeout_ms, error);
+    bool is_filled = fsti_pipeline_place_step(loader->pipeline, index) == PLACE_FILLED;
+    fst_status status = is_filled ? FST_OK : wait_item(loader, item, timeout_ms, error);
     if (status == FST_OK) status = make_tensor(loader, index, buffer, out, error);
     fsti_buffer_unref(buffer);
     return status;
@@ -482,7 +401,9 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     add_cache_words(loader, stats->reason, sizeof stats->reason);
     pthread_mutex_lock(&loader->lock);
     stats->wait_ns = loader->wait_ns;
-    stats->bytes_copied += loader->bytes_aligned;
+#define ADD_READS(name) stats->name += loader->read_counts.name;
+    FST_LOAD_COUNTERS(ADD_READS)
+#undef ADD_READS
     pthread_mutex_unlock(&loader->lock);
     return FST_OK;
 }

@@ -21,6 +21,8 @@ typedef struct load_ways {
     fsti_thread_facts threads;
 } load_ways;
 
+typedef struct item_read item_read;
+
 struct fst_loader {
     fst_model *model;
     fst_load_options options; ///< without its pointers to items and globs
@@ -47,12 +49,14 @@ struct fst_loader {
     load_rooms rooms;
     fsti_plan plan;
     fsti_pipeline *pipeline;
-    pthread_mutex_t lock;  ///< for what follows
-    fsti_pipeline *reload; ///< of an item that is read again now, or NULL
+    pthread_mutex_t allocator_lock; ///< the caller's allocator is called by one thread at a time
+    pthread_mutex_t lock;           ///< for what follows
+    item_read *reads;               ///< items that are read by themselves now
+    fst_load_stats read_counts;     ///< what those have cost that are over
     size_t next_delivery;
     uint32_t next_batch;      ///< batches before it have been handed out
     uint32_t *item_of_tensor; ///< by tensor index, item + 1 or 0; made when a name is asked for
-    uint64_t plan_ns, wait_ns, bytes_aligned;
+    uint64_t plan_ns, wait_ns;
 };
 
 /// Fills loader->wants from the options' items, or from its selection.
@@ -77,9 +81,26 @@ typedef struct load_route_wish {
 /// What reads a file's bytes to memory: by what works for it, and what policy makes of that.
 fst_status fsti_loader_find_route(fsti_file *file, const load_route_wish *wish,
                                   fsti_file_route *out, fst_error *error);
-/// Looks at the files of a plan. out->routes is the caller's to free, whatever comes of it.
-fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, load_ways *out,
-                                 fst_error *error);
+/// Looks at the files of a plan, of views or of memory. out->routes is the caller's to free,
+/// whatever comes of it.
+fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, bool is_view,
+                                 load_ways *out, fst_error *error);
+
+/// Plans wants, by the policy that was chosen.
+fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *wants, size_t count,
+                            bool is_view, fsti_plan *out, fst_error *error);
+/// What the pipeline of a plan is told; it points to all three.
+fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_ways *ways);
+
+/// Whether an item of a map can't be a view: it is not one piece of its file, or its dtype allows
+/// no such address.
+bool fsti_loader_is_apart(const fst_loader *loader, const fsti_plan_item *item);
+/// Reads an item beside the load, to memory of its own or to its destination. (item_read.c)
+fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t timeout_ms,
+                                 fst_tensor **out, fst_error *error);
+void fsti_loader_cancel_reads(fst_loader *loader);
+/// Nobody waits for any of them.
+void fsti_loader_end_reads(fst_loader *loader);
 
 /// Fills loader->rooms, with a budget of no more threads that decode than it has room for, and
 /// what that leaves for buffers, among loader->facts.
@@ -90,10 +111,9 @@ fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error);
 /// FST_E_UNSUPPORTED for what can't be loaded verified.
 fst_status fsti_loader_check_verified(const fst_loader *loader, fst_error *error);
 
-/// An item whose bytes are in place: the plan that brought them, and the buffer (NULL where the
-/// item has a destination).
+/// An item whose bytes are in place, and the buffer (NULL where the item has a destination, or is a
+/// view).
 typedef struct tensor_source {
-    const fsti_plan *plan;
     const fsti_plan_item *item;
     const fsti_plan_want *want;
     fsti_buffer *buffer;

@@ -27,94 +27,51 @@ void fsti_tensor_unref(fst_tensor *tensor) {
     fsti_free(tensor);
 }
 
+typedef struct tensor_copy {
+    void *target;
+    const fst_tensor_view *view;
+} tensor_copy;
+
+static void copy_bytes(void *context) {
+    const tensor_copy *copy = context;
+    fsti_copy(copy->target, copy->view->data, (size_t)copy->view->size_bytes);
+}
+
 fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *error) {
     const fst_tensor_view *view = &tensor->view;
     fsti_device *device = NULL;
     bool is_near = view->device.kind == FST_DEVICE_CPU || view->device.kind == FST_DEVICE_PINNED;
     if (view->size_bytes == 0) return FST_OK;
     if (is_near) {
-        fsti_copy(target, view->data, (size_t)view->size_bytes);
-        return FST_OK;
+        tensor_copy copy = {target, view};
+        // Of a view pages may fail to come; where the program forbids the guard they end it here.
+        if (fsti_io_guarded(copy_bytes, &copy, view->data, view->size_bytes)) return FST_OK;
+        fsti_error_place place = FSTI_NOWHERE;
+        place.tensor = view->name;
+        place.tensor_size = view->name_size;
+        place.os_errno = EIO;
+        return fsti_error_set(error, FST_E_IO, place, "reading a mapped page");
     }
     FST_TRY(fsti_device_get(view->device, &device, error));
     return fsti_device_copy_out(device, target, view->data, view->size_bytes, error);
 }
 
-typedef struct map_copy {
-    const tensor_source *source;
-    const char *mapping;
-    char *target;
-} map_copy;
-
-/// Gathers a slice (or a misaligned tensor) out of a mapping.
-static void gather(void *context) {
-    const map_copy *copy = context;
-    const fsti_plan *plan = copy->source->plan;
-    const fsti_plan_item *item = copy->source->item;
-    for (size_t i = item->segment_first; i < item->segment_end; i++) {
-        const fsti_plan_segment *segment = &plan->segments[i];
-        if (&plan->items[segment->item] != item) continue;
-        for (uint32_t run = 0; run < segment->run_count; run++)
-            fsti_copy(copy->target + segment->item_offset + run * segment->run_bytes,
-                      copy->mapping + segment->file_offset + run * segment->stride_bytes,
-                      segment->run_bytes);
-    }
-}
-
-/// Memory of its own for an item that a view can't serve.
-static fst_status copy_from_mapping(fst_loader *loader, const tensor_source *source,
-                                    fsti_buffer **out, fst_error *error) {
-    const fsti_plan_item *item = source->item;
-    FST_TRY(fsti_buffer_arena(item->size_bytes, out, error));
-    map_copy copy = {
-        .source = source, .mapping = loader->mappings[item->file], .target = (*out)->data};
-    // Without a guard a file that shrinks ends the process here; the header says so.
-    bool guarded = !loader->options.no_sigbus_guard && fsti_io_guard_ready();
-    bool good = true;
-    if (guarded)
-        good =
-            fsti_io_guarded(gather, &copy, copy.mapping, fsti_file_size(loader->files[item->file]));
-    else
-        gather(&copy);
-    fst_status status = fsti_file_check(loader->files[item->file], error);
-    if (status == FST_OK && !good)
-        status = fsti_error_errno(error, EIO, fsti_file_path(loader->files[item->file]),
-                                  "reading a mapped page");
-    if (status != FST_OK) {
-        fsti_buffer_unref(*out);
-        return status;
-    }
-    pthread_mutex_lock(&loader->lock);
-    loader->bytes_aligned += item->size_bytes;
-    pthread_mutex_unlock(&loader->lock);
-    return FST_OK;
-}
-
-/// True when the item is one piece of the file, at an address its dtype allows.
-static bool is_viewable(const fst_loader *loader, const fsti_plan_item *item) {
+bool fsti_loader_is_apart(const fst_loader *loader, const fsti_plan_item *item) {
     const fsti_tensor *tensor = &loader->headers[item->file]->tensors[item->tensor];
-    return item->file_offset != UINT64_MAX &&
-           item->file_offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) == 0;
+    if (loader->mode != FST_MODE_MAP || item->size_bytes == 0) return false;
+    return item->file_offset == UINT64_MAX ||
+           item->file_offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) != 0;
 }
 
 /// Where the bytes are, and (a new reference to) what owns them; NULL: the caller does.
-static fst_status locate(fst_loader *loader, const tensor_source *source, fsti_buffer **owner,
-                         char **data, fst_error *error) {
+static char *locate(const fst_loader *loader, const tensor_source *source, fsti_buffer **owner) {
     const fsti_plan_item *item = source->item;
     *owner = NULL;
-    *data = item->destination;
-    if (item->destination != NULL || item->size_bytes == 0) return FST_OK;
-    if (loader->mode != FST_MODE_MAP) {
-        *owner = fsti_buffer_ref(source->buffer);
-        *data = fsti_plan_item_address(item, source->buffer->data);
-    } else if (is_viewable(loader, item)) {
-        *owner = fsti_buffer_ref(loader->views[item->file]);
-        *data = (*owner)->data + item->file_offset;
-    } else {
-        FST_TRY(copy_from_mapping(loader, source, owner, error));
-        *data = (*owner)->data;
-    }
-    return FST_OK;
+    if (item->destination != NULL || item->size_bytes == 0) return item->destination;
+    bool is_view = source->buffer == NULL;
+    *owner = fsti_buffer_ref(is_view ? loader->views[item->file] : source->buffer);
+    return is_view ? (*owner)->data + item->file_offset
+                   : fsti_plan_item_address(item, source->buffer->data);
 }
 
 /// A tensor on view->data. Takes over `buffer`, which owns that; on failure as well.
@@ -142,9 +99,8 @@ fst_status fsti_tensor_make(fst_loader *loader, const tensor_source *source, fst
     const fsti_plan_item *item = source->item;
     fsti_header *header = loader->model->files[item->file].header;
     const fsti_tensor *entry = &header->tensors[item->tensor];
-    char *data;
     fsti_buffer *buffer;
-    FST_TRY(locate(loader, source, &buffer, &data, error));
+    char *data = locate(loader, source, &buffer);
     fst_tensor_view view = {.name = fsti_header_name(header, entry),
                             .name_size = entry->name_size,
                             .dtype = source->want->dtype,

@@ -28,6 +28,12 @@
 /// GPUDirect Storage wants more of them: a read there takes no processor.
 #define FAR_THREADS_MIN 8u
 
+/// Whether so many bytes fit comfortably.
+static bool fits(const fsti_load_facts *facts, uint64_t bytes) {
+    return bytes <= FSTI_POLICY_SMALL_BYTES ||
+           bytes <= facts->available_bytes / 100 * COMFORT_PERCENT;
+}
+
 /// Why views can't be what is asked for; NULL: they can.
 static const char *why_not_views(const fsti_load_facts *facts) {
     if (facts->to_device)
@@ -39,13 +45,10 @@ static const char *why_not_views(const fsti_load_facts *facts) {
     if (facts->cache == FST_CACHE_BYPASS) return "the page cache is to be left alone";
     if (facts->view_refused) return "no view can be had";
     if (facts->verifies) return "what is verified is memory that nobody else can change";
+    // What would be copied out of a map anyway is read at once, where there is memory for it.
+    if (facts->apart_bytes > facts->bytes / 2 && fits(facts, facts->own_bytes))
+        return "most of it can be no view: odd addresses in the file, or slices of many pieces";
     return NULL;
-}
-
-/// `copies`: how often the bytes will be in memory.
-static bool fits(const fsti_load_facts *facts, uint64_t copies) {
-    return facts->bytes <= FSTI_POLICY_SMALL_BYTES ||
-           facts->bytes <= facts->available_bytes / 100 * COMFORT_PERCENT / copies;
 }
 
 /// Less than half of a large model.
@@ -66,12 +69,17 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
     }
     // Memory of one's own is there besides.
     bool is_twice = mode == FST_MODE_LOAD && !facts->to_device;
+    if (facts->bytes <= FSTI_POLICY_CALLER_BYTES && facts->budget_bytes == 0) {
+        *why = "it is little";
+        return true;
+    }
     if (is_twice && (facts->bytes > OWNED_CACHE_BYTES_MAX || is_part(facts))) {
         *why = is_part(facts) ? "it is a part of a large model"
                               : "memory of one's own would hold much twice";
         return false;
     }
-    bool comfortable = fits(facts, is_twice ? 2 : 1);
+    uint64_t own_bytes = is_twice ? fsti_min(facts->own_bytes, UINT64_MAX - facts->bytes) : 0;
+    bool comfortable = fits(facts, facts->bytes + own_bytes);
     if (is_twice)
         *why = comfortable ? "it fits twice" : "it does not fit the memory that is left twice";
     else
@@ -96,8 +104,7 @@ static uint64_t find_batch_bytes(const fsti_load_facts *facts, bool is_view) {
     return facts->verifies ? VERIFIED_BATCH_BYTES : BATCH_BYTES;
 }
 
-static fsti_memory_kind find_memory(const fsti_load_facts *facts, bool is_view) {
-    if (is_view) return FSTI_MEMORY_NONE;
+static fsti_memory_kind find_memory(const fsti_load_facts *facts) {
     if (facts->has_allocator) return FSTI_MEMORY_CALLERS;
     if (facts->locks_memory) return FSTI_MEMORY_LOCKED;
     return facts->has_device ? FSTI_MEMORY_DEVICE : FSTI_MEMORY_ARENA;
@@ -129,18 +136,19 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
     out->keeps_cache = keeps_cache(facts, out->mode, &why_cache);
     out->clears_cache = facts->cache == FST_CACHE_BYPASS && out->mode == FST_MODE_LOAD;
     bool is_view = out->mode == FST_MODE_MAP;
-    out->memory = find_memory(facts, is_view);
+    out->memory = find_memory(facts);
     out->batch_bytes_max = find_batch_bytes(facts, is_view);
     out->gaps = find_gaps(facts->gap_bytes, facts->asks_servers);
-    const char *way = out->keeps_cache ? "kept in the page cache"
-                      : is_view        ? "read when it is touched"
-                                       : "read around the page cache";
-    snprintf(out->reason, sizeof out->reason, "%s: %s; what is absent is %s: %s",
-             is_view ? "map" : "load", why, way, why_cache);
+    const char *way = is_view && facts->verifies ? "read through the page cache as it is verified"
+                      : out->keeps_cache         ? "kept in the page cache"
+                      : is_view                  ? "read when it is touched"
+                                                 : "read around the page cache";
+    int used = snprintf(out->reason, sizeof out->reason, "%s: %s", is_view ? "map" : "load", why);
+    if (!facts->lacks_cache)
+        snprintf(out->reason + used, sizeof out->reason - (size_t)used,
+                 "; what is absent is %s: %s", way, why_cache);
 }
 
-/// A load this small is done by the caller: threads would cost more than they save.
-#define CALLER_BYTES_MAX ((uint64_t)1 << 20)
 /// Of views of what the page cache holds only the pages are made: a thread takes longer to wake.
 #define CALLER_VIEW_BYTES_MAX ((uint64_t)16 << 20)
 /// Of it, what the page cache is not known to hold: a file server may take its time, and callers
@@ -148,7 +156,7 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
 #define CALLER_ABSENT_BYTES_MAX ((uint64_t)64 << 10)
 
 bool fsti_policy_is_small(uint64_t bytes, bool has_budget) {
-    return bytes <= CALLER_BYTES_MAX && !has_budget;
+    return bytes <= FSTI_POLICY_CALLER_BYTES && !has_budget;
 }
 
 fsti_who fsti_policy_who(const fsti_who_facts *facts) {

@@ -35,14 +35,16 @@ typedef struct fsti_load_facts {
     bool view_refused;        ///< the system does not map the files
     bool verifies;            ///< bytes are held against digests
     bool asks_servers;        ///< some files are behind addresses
-    uint64_t bytes;           ///< of the request
+    bool lacks_cache;         ///< no file of it is read by way of the page cache
+    uint64_t bytes;           ///< of the request, as they lie in the files
+    uint64_t own_bytes;       ///< the same as they come to memory
+    uint64_t apart_bytes;     ///< of `bytes`, those that no view can serve
     uint64_t model_bytes;     ///< of all files that it is a part of
     uint64_t available_bytes; ///< memory that may be used; UINT64_MAX: no limit is known
 } fsti_load_facts;
 
 /// Memory that the processors write to, or a device's; given by us or by the caller.
 typedef enum fsti_memory_kind {
-    FSTI_MEMORY_NONE, ///< of views
     FSTI_MEMORY_CALLERS,
     FSTI_MEMORY_LOCKED, ///< of the processors, page-locked by a device's driver
     FSTI_MEMORY_DEVICE,
@@ -51,10 +53,10 @@ typedef enum fsti_memory_kind {
 
 /// The kind of a load, the same for all its files.
 typedef struct fsti_load_policy {
-    fst_load_mode mode; ///< LOAD or MAP
-    bool keeps_cache;   ///< what is absent is brought into the page cache, and stays there
-    bool clears_cache;  ///< what has to come by way of it all the same is dropped from it
-    fsti_memory_kind memory;
+    fst_load_mode mode;      ///< LOAD or MAP
+    bool keeps_cache;        ///< what is absent is brought into the page cache, and stays there
+    bool clears_cache;       ///< what has to come by way of it all the same is dropped from it
+    fsti_memory_kind memory; ///< of views: for what can't be one
     /// How large a batch may be, whose tensors share a buffer; an item above it is a batch alone.
     /// UINT64_MAX: as large as its file.
     uint64_t batch_bytes_max;
@@ -63,6 +65,9 @@ typedef struct fsti_load_policy {
 } fsti_load_policy;
 void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out);
 
+/// A load this small is done by the caller, through the page cache: threads, and looking for other
+/// ways, would cost more than they save.
+#define FSTI_POLICY_CALLER_BYTES ((uint64_t)1 << 20)
 /// Requests up to this size fit any machine: nobody asks what memory there is.
 #define FSTI_POLICY_SMALL_BYTES ((uint64_t)32 << 20)
 

@@ -295,7 +295,7 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
                            .source = lane->data[slot] + (range->begin - origin),
                            .begin = range->begin,
                            .end = range->end,
-                           .settled = pipeline->settled,
+                           .places = pipeline->places,
                            .emit = fsti_parcel_emit,
                            .emit_context = maker};
     fsti_scatter(&order);

@@ -89,9 +89,9 @@ static fst_status prepare(fsti_pipeline *pipeline, fst_error *error) {
     pipeline->batches = fsti_alloc_zeroed(plan->batch_count, sizeof *pipeline->batches);
     pipeline->threads = fsti_alloc_zeroed(FSTI_POLICY_THREADS_MAX, sizeof *pipeline->threads);
     if (pipeline->job.budget_bytes != 0)
-        pipeline->settled = fsti_alloc_zeroed(plan->item_count, sizeof *pipeline->settled);
+        pipeline->places = fsti_alloc_zeroed(plan->item_count, sizeof *pipeline->places);
     if (pipeline->chunks == NULL || pipeline->batches == NULL || pipeline->threads == NULL ||
-        (pipeline->job.budget_bytes != 0 && pipeline->settled == NULL))
+        (pipeline->job.budget_bytes != 0 && pipeline->places == NULL))
         return fsti_error_memory(error, plan->chunk_count * sizeof *pipeline->chunks);
     return pipeline->sink->open != NULL ? pipeline->sink->open(pipeline, error) : FST_OK;
 }
@@ -197,7 +197,7 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
-    fsti_free(pipeline->settled);
+    fsti_free(pipeline->places);
     fsti_free(pipeline->chunks);
     fsti_free(pipeline->batches);
     fsti_free(pipeline->threads);
@@ -299,6 +299,20 @@ static const char *words_of_nodes(const fsti_pipeline *pipeline) {
                                                      : ", memory of the local node";
 }
 
+/// The lock is held.
+static void add_counts(const fsti_pipeline *pipeline, fst_load_stats *sum) {
+#define TELL_COUNTER(name) sum->name += pipeline->counts.name;
+    LOAD_COUNTERS(TELL_COUNTER)
+#undef TELL_COUNTER
+    sum->buffer_bytes += pipeline->bytes_allocated;
+}
+
+void fsti_pipeline_add_counts(fsti_pipeline *pipeline, fst_load_stats *sum) {
+    pthread_mutex_lock(&pipeline->lock);
+    add_counts(pipeline, sum);
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
 void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     const fsti_plan *plan = pipeline->job.plan;
     pthread_mutex_lock(&pipeline->lock);
@@ -313,12 +327,9 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     if (has_reads) fsti_append(stats->reason, sizeof stats->reason, words_of_nodes(pipeline));
     fsti_append(stats->reason, sizeof stats->reason, pipeline->thread_reason);
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
-#define TELL_COUNTER(name) stats->name = counts->name;
-    LOAD_COUNTERS(TELL_COUNTER)
-#undef TELL_COUNTER
     stats->chunk_count = plan->chunk_count;
     stats->chunks_resident = pipeline->chunks_resident;
-    stats->buffer_bytes = pipeline->bytes_allocated;
+    add_counts(pipeline, stats);
     stats->buffer_bytes_peak =
         pipeline->bytes_peak + pipeline->job.room_bytes * stats->thread_count;
     if (pipeline->first_ns > 0) stats->first_tensor_ns = pipeline->first_ns - pipeline->started_ns;

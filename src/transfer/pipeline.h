@@ -81,7 +81,7 @@ struct fsti_pipeline {
     /// its stream has queued by now.
     fst_status (*follow)(fsti_pipeline *pipeline, fst_error *error);
     pid_t owner_pid;      ///< threads and locks are not there in a fork's child
-    atomic_bool *settled; ///< by item: its destination is the caller's again. NULL: none can be
+    atomic_uchar *places; ///< by item: fsti_place_step. NULL: all are streamed
     bool may_read_far;    ///< there is a library for reads straight to the device
     char gds_reason[160]; ///< why files are read that way, or why not
     chunk_state *chunks;
@@ -225,7 +225,7 @@ typedef struct scatter_order {
     char *buffer; ///< of the extent's batch; NULL when all its items have destinations
     const char *source;
     uint64_t begin, end;
-    const atomic_bool *settled; ///< by item: not to be touched; NULL: none
+    const atomic_uchar *places; ///< by item: what is settled is not to be touched; NULL: nothing is
     /// NULL, or who brings the parts of items to their places instead (a device)
     void (*emit)(void *context, const fsti_plan_item *item, char *target, const char *source,
                  uint64_t size);

@@ -57,7 +57,7 @@ static uint64_t place_part(const scatter_order *order, const fsti_plan_item *ite
 /// Places the part of one segment's runs that lies in the block.
 static void scatter_segment(scatter_order *order, const fsti_plan_segment *segment) {
     const fsti_plan_item *item = &order->plan->items[segment->item];
-    if (order->settled != NULL && atomic_load(&order->settled[segment->item])) return;
+    if (order->places != NULL && atomic_load(&order->places[segment->item])) return;
     uint32_t run = order->begin <= segment->file_offset
                        ? 0
                        : (uint32_t)((order->begin - segment->file_offset) / segment->stride_bytes);

@@ -99,7 +99,9 @@ static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_b
                                .device = job->device,
                                .size_bytes = batch->buffer_bytes,
                                .at_page = pipeline->may_read_far};
+    pthread_mutex_lock(job->allocator_lock);
     fst_status status = fsti_buffer_foreign(&wish, out, error);
+    pthread_mutex_unlock(job->allocator_lock);
     if (job->device == NULL || pipeline->follow == NULL) return status;
     if (status == FST_E_NO_MEMORY) {
         fst_device id = fsti_device_id(job->device);
@@ -131,9 +133,8 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     const fsti_job *job = &pipeline->job;
     *out = NULL;
     *placed = false;
-    if (batch->buffer_bytes == 0) return FST_OK;
+    if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
     switch (job->policy->memory) {
-    case FSTI_MEMORY_NONE: return FST_OK;
     case FSTI_MEMORY_CALLERS: return take_callers_memory(pipeline, batch, out, error);
     case FSTI_MEMORY_LOCKED:
         return fsti_buffer_registered(job->device, batch->buffer_bytes, out, error);
@@ -439,14 +440,23 @@ fsti_batch_step fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fs
     return step;
 }
 
-bool fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item) {
+fsti_place_step fsti_pipeline_place_step(const fsti_pipeline *pipeline, uint32_t item) {
+    return pipeline->places == NULL ? PLACE_STREAMED
+                                    : (fsti_place_step)atomic_load(&pipeline->places[item]);
+}
+
+void fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item) {
+    unsigned char streamed = PLACE_STREAMED;
     pthread_mutex_lock(&pipeline->lock);
     const batch_state *state = &pipeline->batches[pipeline->job.plan->items[item].batch];
     // Somebody may be making its memory now: its chunks are taken after this lock.
-    bool waits = state->step == BATCH_WAITING && pipeline->settled != NULL;
-    if (waits) atomic_store(&pipeline->settled[item], true);
+    if (state->step == BATCH_WAITING && pipeline->places != NULL)
+        atomic_compare_exchange_strong(&pipeline->places[item], &streamed, PLACE_SETTLED);
     pthread_mutex_unlock(&pipeline->lock);
-    return waits;
+}
+
+void fsti_pipeline_fill(fsti_pipeline *pipeline, uint32_t item) {
+    if (pipeline->places != NULL) atomic_store(&pipeline->places[item], PLACE_FILLED);
 }
 
 void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch) {

@@ -49,7 +49,7 @@ static fst_status scatter_block(fsti_pipeline *pipeline, const sink_block *block
                            .source = block->source,
                            .begin = block->begin,
                            .end = block->end,
-                           .settled = pipeline->settled};
+                           .places = pipeline->places};
     FST_TRY(fsti_sink_copy(pipeline, block, carry_out, &order, error));
     counts->bytes_copied += order.copied;
     counts->bytes_converted += order.converted;

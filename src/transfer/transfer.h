@@ -31,11 +31,12 @@ typedef struct fsti_job {
     fsti_file_route *routes;   ///< by file: what reads it; demoted on the way
     fsti_thread_facts threads; ///< but for what is found out on the way
     bool populate;             ///< make resident pages of the mappings present
-    const fst_allocator *allocator; ///< NULL: arenas, or the device's memory
-    fsti_device *device;            ///< NULL: the processors
-    bool locks_memory;              ///< arenas are locked by the device's driver; no copies to it
-    uintptr_t stream;               ///< copies to the device wait for what is queued on it; 0: none
-    uint64_t ring_bytes;            ///< locked memory that copies go through, at most
+    const fst_allocator *allocator;  ///< NULL: arenas, or the device's memory
+    pthread_mutex_t *allocator_lock; ///< held while it is called
+    fsti_device *device;             ///< NULL: the processors
+    bool locks_memory;               ///< arenas are locked by the device's driver; no copies to it
+    uintptr_t stream;    ///< copies to the device wait for what is queued on it; 0: none
+    uint64_t ring_bytes; ///< locked memory that copies go through, at most
     fst_gds gds;
     fst_ring ring;
     fst_numa numa;
@@ -61,9 +62,15 @@ typedef enum fsti_batch_step { BATCH_WAITING, BATCH_ADMITTED, BATCH_RELEASED } f
 /// *out: the buffer of a batch that has one (a new reference), else NULL.
 fsti_batch_step fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out);
 
-/// Says that an item of a batch that waits has come to its destination in another way: nothing
-/// will be written there any more. False when the batch no longer waits.
-bool fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item);
+/// How an item comes to its destination: with the stream, or, settled, by another who has begun
+/// to bring it there while its batch waited, and says when it is.
+typedef enum fsti_place_step { PLACE_STREAMED, PLACE_SETTLED, PLACE_FILLED } fsti_place_step;
+fsti_place_step fsti_pipeline_place_step(const fsti_pipeline *pipeline, uint32_t item);
+/// Settles an item whose batch waits: the stream writes nothing there any more. Of a batch that
+/// does not wait, and of an item that is settled, nothing changes.
+void fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item);
+/// The settled item is in its place.
+void fsti_pipeline_fill(fsti_pipeline *pipeline, uint32_t item);
 
 /// True when the work was cancelled; *error says so.
 bool fsti_pipeline_cancelled(fsti_pipeline *pipeline, fst_error *error);
@@ -78,8 +85,11 @@ void fsti_pipeline_cancel(fsti_pipeline *pipeline);
 /// their references. NULL is allowed.
 void fsti_pipeline_close(fsti_pipeline *pipeline);
 
-/// Adds what the pipeline knows to *stats. From any thread.
+/// Fills what the pipeline knows of *stats. From any thread.
 void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats);
+
+/// Adds what it has counted to *sum. From any thread.
+void fsti_pipeline_add_counts(fsti_pipeline *pipeline, fst_load_stats *sum);
 
 /// Copies around the cache where that is faster (large blocks), else as memcpy does.
 void fsti_copy(void *target, const void *source, size_t size);

@@ -138,7 +138,9 @@ TEST(random_access_while_streaming_within_a_budget)
     fst_load_stats stats = {.struct_size = sizeof stats};
     CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
     CHECK(stats.buffer_bytes_peak <= 4 * BYTES);
-    CHECK_INT(stats.bytes_read, COUNT * BYTES);
+    // The stream's, and what was read again: a tensor each time.
+    CHECK(stats.bytes_read > COUNT * BYTES && stats.bytes_read % BYTES == 0);
+    CHECK(stats.bytes_read <= 3 * COUNT * BYTES);
     fst_loader_close(loader);
     options.budget_bytes = BYTES - 1;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_BUDGET);

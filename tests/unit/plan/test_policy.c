@@ -33,7 +33,7 @@ TEST(kinds_of_loads)
         {{.mode = AUTO, .bytes = GIB, .available_bytes = UINT64_MAX}, MAP, true, "it fits"},
         {{.mode = AUTO, .bytes = 3 * GIB, .available_bytes = 4 * GIB}, MAP, false, "touched"},
         {{.mode = AUTO, .bytes = GIB, .available_bytes = 0}, MAP, false, "does not fit"},
-        {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "it fits"},
+        {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "it is little"},
         {{.mode = MAP, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "as asked"},
         // Where views can't be what is asked for.
         {{.mode = AUTO, .to_device = true, .bytes = GIB, .available_bytes = 4 * GIB},
@@ -62,6 +62,41 @@ TEST(kinds_of_loads)
          "it fits"},
         {{.mode = AUTO, .view_refused = true}, LOAD, true, "no view can be had"},
         {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = GIB}, LOAD, true, "as asked"},
+    };
+    check_kinds(cases, sizeof cases / sizeof *cases);
+}
+
+TEST(kinds_of_loads_by_what_can_be_had)
+{
+    static const kind_case cases[] = {
+        // What would be copied out of a map anyway; where there is memory for it.
+        {{.mode = AUTO,
+          .bytes = GIB,
+          .own_bytes = GIB,
+          .apart_bytes = GIB / 2 + 1,
+          .available_bytes = 4 * GIB},
+         LOAD,
+         false,
+         "can be no view"},
+        {{.mode = AUTO,
+          .bytes = GIB,
+          .own_bytes = GIB,
+          .apart_bytes = GIB / 2,
+          .available_bytes = 4 * GIB},
+         MAP,
+         true,
+         "it fits"},
+        {{.mode = AUTO, .bytes = GIB, .own_bytes = GIB, .apart_bytes = GIB, .available_bytes = GIB},
+         MAP,
+         false,
+         "touched"},
+        {{.mode = MAP, .bytes = GIB, .own_bytes = GIB, .apart_bytes = GIB}, MAP, false, "as asked"},
+        {{.mode = MAP, .verifies = true, .cache = FST_CACHE_BYPASS},
+         MAP,
+         false,
+         "as it is verified"},
+        // Of what the program or a server gives there is no page cache to speak of.
+        {{.mode = LOAD, .lacks_cache = true}, LOAD, true, "load: as asked"},
         // What is asked of the cache is done, whatever fits.
         {{.mode = AUTO, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
          LOAD,
@@ -87,34 +122,95 @@ TEST(memory_of_ones_own_and_the_page_cache)
 {
     static const kind_case cases[] = {
         // Memory of one's own holds what the page cache keeps once more: where both fit.
-        {{.mode = LOAD, .bytes = GIB / 8, .available_bytes = GIB / 2}, LOAD, true, "it fits twice"},
-        {{.mode = LOAD, .bytes = GIB / 8, .available_bytes = GIB * 3 / 8},
+        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 8, .available_bytes = GIB / 2},
+         LOAD,
+         true,
+         "it fits twice"},
+        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 8, .available_bytes = GIB * 3 / 8},
          LOAD,
          false,
          "does not fit the memory that is left twice"},
-        {{.mode = LOAD, .bytes = GIB / 2, .available_bytes = 2 * GIB}, LOAD, true, "fits twice"},
-        {{.mode = LOAD, .bytes = GIB / 2 + 1, .available_bytes = 99 * GIB},
-         LOAD,
-         false,
-         "much twice"},
-        {{.mode = LOAD, .bytes = 1000, .available_bytes = 0}, LOAD, true, "it fits twice"},
-        // A part of a large model, nearly all of one, a part of a small one.
-        {{.mode = LOAD, .bytes = 1000, .model_bytes = GIB}, LOAD, false, "part of a large model"},
-        {{.mode = LOAD, .bytes = GIB / 4 - 1, .model_bytes = GIB / 2, .available_bytes = 99 * GIB},
-         LOAD,
-         false,
-         "part of a large model"},
-        {{.mode = LOAD, .bytes = GIB / 4, .model_bytes = GIB / 2, .available_bytes = 99 * GIB},
+        {{.mode = LOAD, .bytes = GIB / 2, .own_bytes = GIB / 2, .available_bytes = 2 * GIB},
          LOAD,
          true,
          "fits twice"},
-        {{.mode = LOAD, .bytes = 1000, .model_bytes = GIB / 8}, LOAD, true, "it fits twice"},
-        {{.mode = AUTO, .bytes = 1000, .model_bytes = GIB}, MAP, true, "it fits"},
-        {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = 1000, .model_bytes = GIB},
+        {{.mode = LOAD,
+          .bytes = GIB / 2 + 1,
+          .own_bytes = GIB / 2 + 1,
+          .available_bytes = 99 * GIB},
+         LOAD,
+         false,
+         "much twice"},
+        {{.mode = LOAD, .bytes = 1000, .own_bytes = 1000, .available_bytes = 0},
+         LOAD,
+         true,
+         "it is little"},
+        // A part of a large model, nearly all of one, a part of a small one.
+        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 8, .model_bytes = GIB},
+         LOAD,
+         false,
+         "part of a large model"},
+        {{.mode = LOAD,
+          .bytes = GIB / 4 - 1,
+          .own_bytes = GIB / 4 - 1,
+          .model_bytes = GIB / 2,
+          .available_bytes = 99 * GIB},
+         LOAD,
+         false,
+         "part of a large model"},
+        {{.mode = LOAD,
+          .bytes = GIB / 4,
+          .own_bytes = GIB / 4,
+          .model_bytes = GIB / 2,
+          .available_bytes = 99 * GIB},
+         LOAD,
+         true,
+         "fits twice"},
+        {{.mode = LOAD, .bytes = 1000, .own_bytes = 1000, .model_bytes = GIB / 8},
+         LOAD,
+         true,
+         "it is little"},
+        {{.mode = AUTO, .bytes = 1000, .own_bytes = 1000, .model_bytes = GIB},
+         MAP,
+         true,
+         "it is little"},
+        {{.mode = LOAD,
+          .cache = FST_CACHE_KEEP,
+          .bytes = 1000,
+          .own_bytes = 1000,
+          .model_bytes = GIB},
          LOAD,
          true,
          "as asked"},
-        {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000}, LOAD, false, "as asked"},
+    };
+    check_kinds(cases, sizeof cases / sizeof *cases);
+}
+
+TEST(what_is_little_and_what_grows)
+{
+    static const kind_case cases[] = {
+        {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000, .own_bytes = 1000},
+         LOAD,
+         false,
+         "as asked"},
+        // What is little is not worth looking for ways around it.
+        {{.mode = LOAD, .bytes = 1000, .own_bytes = 1000, .model_bytes = GIB},
+         LOAD,
+         true,
+         "little"},
+        {{.mode = LOAD, .bytes = (1 << 20) + 1, .own_bytes = 1, .model_bytes = GIB},
+         LOAD,
+         false,
+         "part of a large model"},
+        // What becomes larger on its way has to fit as it becomes.
+        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 2, .available_bytes = GIB},
+         LOAD,
+         false,
+         "left twice"},
+        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 4, .available_bytes = GIB},
+         LOAD,
+         true,
+         "it fits twice"},
     };
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
@@ -306,7 +402,8 @@ TEST(kinds_of_memory)
         fsti_load_facts facts;
         fsti_memory_kind kind;
     } cases[] = {
-        {{.mode = MAP}, FSTI_MEMORY_NONE},
+        {{.mode = MAP}, FSTI_MEMORY_ARENA}, // of what no view can serve
+        {{.mode = MAP, .has_allocator = true}, FSTI_MEMORY_CALLERS},
         {{.mode = LOAD}, FSTI_MEMORY_ARENA},
         {{.mode = LOAD, .to_device = true, .has_device = true}, FSTI_MEMORY_DEVICE},
         // Locked memory that the caller gives is the processors' alone.
