@@ -99,3 +99,11 @@ int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     pthread_mutex_unlock(&file->lock);
     return fd;
 }
+
+bool fsti_file_is_made_around(fsti_file *file) {
+    return file->maker.origin != NULL && fsti_io_file_direct(file->maker.origin, NULL, 0) >= 0;
+}
+
+bool fsti_file_is_made_by_cache(fsti_file *file) {
+    return file->maker.origin != NULL && !fsti_file_is_made_around(file);
+}

@@ -3,21 +3,37 @@
 /// a function of its.
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "io_private.h"
 
+/// A descriptor past the page cache takes whole pages only: headers want an opening of their own.
+static fst_status reopen_buffered(fsti_file *file, fst_error *error) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
+    int fd = open(link, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return fsti_error_errno(error, errno, file->path, "opening an O_DIRECT descriptor anew");
+    close(file->fd);
+    file->fd = fd;
+    file->is_shared = false;
+    return FST_OK;
+}
+
 /// The descriptor is the caller's: one of our own for the same open file.
 static fst_status open_descriptor(const fst_source *source, fsti_file *file, fst_error *error) {
     struct stat info;
     file->fd = fcntl(source->descriptor, F_DUPFD_CLOEXEC, 0);
+    file->is_shared = true;
     if (file->fd < 0) return fsti_error_errno(error, errno, file->path, "using the descriptor");
     if (fstat(file->fd, &info) != 0)
         return fsti_error_errno(error, errno, file->path, "looking at the descriptor");
     FST_TRY(fsti_io_check_regular(file->path, &info, error));
     if ((fcntl(file->fd, F_GETFL) & O_ACCMODE) == O_WRONLY)
         return fsti_error_errno(error, EBADF, file->path, "reading from the descriptor");
+    if ((fcntl(file->fd, F_GETFL) & O_DIRECT) != 0) FST_TRY(reopen_buffered(file, error));
     file->size_bytes = (uint64_t)info.st_size;
     file->device = (uint64_t)info.st_dev;
     file->modified = info.st_mtim;

@@ -67,6 +67,11 @@ void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out);
 /// is cached of it.
 bool fsti_file_is_cached(fsti_file *file);
 
+/// Of a file that is made of another: whether that can be read past the page cache, or only by way
+/// of it. Both are false of others.
+bool fsti_file_is_made_around(fsti_file *file);
+bool fsti_file_is_made_by_cache(fsti_file *file);
+
 /// Reads up to `size` bytes at `offset`, fewer only at the end of the file. *got: bytes read.
 fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t offset, size_t *got,
                           fst_error *error);
@@ -127,8 +132,9 @@ uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end);
 fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error);
 
-/// Bytes of [begin, end) in the page cache. Passive: starts no reading. False when the system does
-/// not tell: to who neither owns nor may write the file it tells nothing, or falsehoods.
+/// Bytes of [begin, end) in the page cache: all of them, none, or at least so many. Passive: starts
+/// no reading. False when the system does not tell: to who neither owns nor may write the file it
+/// tells nothing, or falsehoods.
 bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes);
 /// Whether the byte at `at` can be had without waiting; anybody may ask. Not passive: where it
 /// can't, the kernel starts reading some pages there.

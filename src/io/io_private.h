@@ -14,6 +14,7 @@ struct fsti_file {
     fsti_refcount refs;
     char *path;
     int fd;
+    bool is_shared; ///< with the program: advice on `fd` would count for its reads as well
     uint64_t size_bytes, device;
     atomic_uint read_count; ///< of fsti_file_read()
     atomic_bool is_silent;  ///< what the page cache holds of it was asked for, and refused

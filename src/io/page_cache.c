@@ -184,5 +184,6 @@ void fsti_file_let_go(const fsti_file *file, uint64_t begin, uint64_t end) {
 
 void fsti_file_expect_jumps(const fsti_file *file) {
     if (file->maker.origin != NULL) file = file->maker.origin;
-    if (fsti_io_file_is_plain(file)) posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
+    if (fsti_io_file_is_plain(file) && !file->is_shared)
+        posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
 }

@@ -23,12 +23,12 @@ struct cache_counts {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 };
 
-static bool count_by_cachestat(int fd, uint64_t begin, uint64_t end, uint64_t *bytes) {
+static bool count_by_cachestat(int fd, uint64_t begin, uint64_t end, uint64_t *pages) {
     struct cache_range range = {begin, end - begin};
     struct cache_counts counts = {0};
     if (fsti_io_hidden(FSTI_IO_HIDE_CACHESTAT)) return false;
     if (syscall(SYS_cachestat, fd, &range, &counts, 0) != 0) return false;
-    *bytes = counts.cached * fsti_page_bytes();
+    *pages = counts.cached;
     return true;
 }
 
@@ -42,7 +42,7 @@ static bool may_ask_mincore(const fsti_file *file) {
     return info.st_uid == geteuid() || faccessat(AT_FDCWD, link, W_OK, AT_EACCESS) == 0;
 }
 
-static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
+static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *out) {
     const char *mapping = may_ask_mincore(file) ? fsti_io_file_mapping(file) : NULL;
     uint64_t page = fsti_page_bytes(), count = 0;
     if (mapping == NULL) return false;
@@ -55,7 +55,7 @@ static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint
         for (uint64_t i = 0; i < page_count; i++) count += pages[i] & 1u;
         at += size;
     }
-    *bytes = count * page;
+    *out = count;
     return true;
 }
 
@@ -66,18 +66,28 @@ bool fsti_file_reads_at_once(fsti_file *file, uint64_t at) {
     return preadv2(file->fd, &room, 1, (off_t)at, RWF_NOWAIT) == 1;
 }
 
+/// Bytes of [begin, end) that so many of its pages hold; of a part of them, at least.
+static uint64_t bytes_of_pages(uint64_t begin, uint64_t end, uint64_t pages) {
+    uint64_t page = fsti_page_bytes(), size = end - begin;
+    uint64_t all = (fsti_align_up(end, page) - fsti_align_down(begin, page)) / page;
+    if (pages == 0 || pages >= all) return pages == 0 ? 0 : size;
+    // Those at the ends may be the ones that are there, and hold a byte each.
+    return fsti_max(size - fsti_min((all - pages) * page, size), 1);
+}
+
 bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
+    uint64_t pages;
     *bytes = 0;
     if (end <= begin) return true;
     if (file->memory != NULL) *bytes = end - begin;
     if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
     if (atomic_load_explicit(&file->is_silent, memory_order_relaxed)) return false;
-    if (!count_by_cachestat(file->fd, begin, end, bytes) &&
-        !count_by_mincore(file, begin, end, bytes)) {
+    if (!count_by_cachestat(file->fd, begin, end, &pages) &&
+        !count_by_mincore(file, begin, end, &pages)) {
         bool is_refused = !fsti_io_hidden(FSTI_IO_HIDE_CACHESTAT);
         atomic_store_explicit(&file->is_silent, is_refused, memory_order_relaxed);
         return false;
     }
-    *bytes = fsti_min(*bytes, end - begin);
+    *bytes = bytes_of_pages(begin, end, pages);
     return true;
 }

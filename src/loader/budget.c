@@ -55,7 +55,9 @@ fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error) 
     if (budget == 0) return FST_OK;
     for (size_t i = 0; i < loader->plan.batch_count; i++) {
         const fsti_plan_batch *batch = &loader->plan.batches[i];
-        if (batch->buffer_bytes <= budget - fsti_min(budget, rooms) &&
+        uint64_t bytes = batch->buffer_bytes;
+        if (loader->policy.memory == FSTI_MEMORY_ARENA) bytes = fsti_buffer_arena_bytes(bytes);
+        if (bytes <= budget - fsti_min(budget, rooms) &&
             (rooms <= budget || batch->chunk_first == batch->chunk_end))
             continue;
         uint32_t item_index = loader->plan.delivery[batch->delivery_first];
@@ -68,11 +70,11 @@ fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error) 
         if (rooms == 0)
             return fsti_error_set(error, FST_E_BUDGET, place,
                                   "the budget is %" PRIu64 " bytes, a batch needs %" PRIu64, budget,
-                                  batch->buffer_bytes);
+                                  bytes);
         return fsti_error_set(error, FST_E_BUDGET, place,
                               "the budget is %" PRIu64 " bytes, a batch needs %" PRIu64
                               " and threads that decompress %" PRIu64 " more",
-                              budget, batch->buffer_bytes, rooms);
+                              budget, bytes, rooms);
     }
     return FST_OK;
 }

@@ -139,9 +139,12 @@ static bool has_no_choice(fsti_file *file, const load_route_wish *wish, fsti_fil
                  *words != '\0' ? ", " : "", fsti_file_credentials(file));
         return true;
     }
-    if (wish->is_small)
-        snprintf(out->reason, sizeof out->reason, "small: read at once by the thread that asks");
-    return wish->is_small;
+    bool is_given = fsti_file_identity(file) < 0;
+    if (is_given || wish->is_small)
+        snprintf(out->reason, sizeof out->reason, "%s",
+                 is_given ? "the program gives the bytes"
+                          : "small: read at once by the thread that asks");
+    return is_given || wish->is_small;
 }
 
 fst_status fsti_loader_find_route(fsti_file *file, const load_route_wish *wish,
@@ -204,7 +207,8 @@ static load_route_wish wish_of(const fst_loader *loader, const fsti_plan *plan) 
         .guard_allowed = options->no_sigbus_guard == 0 && !to_slots && loader->digests == NULL,
         .keeps_cache = loader->policy.keeps_cache,
         .clears_cache = loader->policy.clears_cache,
-        .is_small = fsti_policy_is_small(plan->bytes_planned, loader->facts.budget_bytes != 0),
+        .is_small = !loader->policy.clears_cache &&
+                    fsti_policy_is_small(plan->bytes_planned, loader->facts.budget_bytes != 0),
         .buffer_bytes = find_buffer_bytes(loader, plan, false)};
 }
 

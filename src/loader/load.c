@@ -391,7 +391,9 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     snprintf(stats->mode, sizeof stats->mode, "%s", map ? "map" : "load");
     if (map) snprintf(stats->engine, sizeof stats->engine, "mapping");
     snprintf(stats->reason, sizeof stats->reason, "%s", loader->policy.reason);
-    if (engine_reason[0] != '\0') fsti_append(stats->reason, sizeof stats->reason, "; ");
+    // What goes on with a comma needs nothing before it.
+    if (engine_reason[0] != '\0' && engine_reason[0] != ',')
+        fsti_append(stats->reason, sizeof stats->reason, "; ");
     fsti_append(stats->reason, sizeof stats->reason, engine_reason);
     stats->tensor_count = loader->plan.item_count;
     stats->bytes_requested = loader->plan.bytes_requested;

@@ -31,7 +31,7 @@ static struct {
     uint64_t kept_bytes, keep_bytes_max;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static uint64_t mapped_bytes(uint64_t size_bytes) {
+uint64_t fsti_buffer_arena_bytes(uint64_t size_bytes) {
     return fsti_align_up(size_bytes, size_bytes >= FSTI_HUGE_PAGE_BYTES ? FSTI_HUGE_PAGE_BYTES
                                                                         : FSTI_BUFFER_ALIGNMENT);
 }
@@ -99,7 +99,7 @@ static void unpromise(fsti_buffer *buffer, uint64_t size_bytes);
 
 static void release_arena(fsti_buffer *buffer) {
     kept_arena arena = {.data = buffer->data,
-                        .size_bytes = mapped_bytes(buffer->size_bytes),
+                        .size_bytes = fsti_buffer_arena_bytes(buffer->size_bytes),
                         .promised_bytes = atomic_load(&buffer->promised_bytes)};
     unpromise(buffer, UINT64_MAX);
     if (!keep_arena(arena)) munmap(arena.data, arena.size_bytes);
@@ -121,16 +121,6 @@ char *fsti_pages_map(uint64_t bytes) {
     start += before;
     madvise(start, bytes, MADV_HUGEPAGE); // refused where there are none: small pages do as well
     return start;
-}
-
-static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
-    void *data = NULL;
-    if (fsti_alloc_fails() ||
-        posix_memalign(&data, FSTI_BUFFER_ALIGNMENT, size_bytes == 0 ? 1 : size_bytes) != 0)
-        return fsti_error_memory(error, size_bytes);
-    fst_status status = fsti_buffer_wrap(data, size_bytes, release_small, out, error);
-    if (status != FST_OK) free(data);
-    return status;
 }
 
 /// Bytes of arenas that were handed out and have no pages yet: the system does not count them, but
@@ -164,6 +154,27 @@ static fst_status check_limit(uint64_t size_bytes, fst_error *error) {
                           (unsigned long long)available);
 }
 
+/// To ask what is left takes longer than to fill a small buffer: so often it is asked.
+#define SMALL_CHECK_BYTES ((uint64_t)8 << 20)
+static atomic_uint_fast64_t small_bytes;
+
+static fst_status check_small(uint64_t size_bytes, fst_error *error) {
+    if (atomic_fetch_add(&small_bytes, size_bytes) + size_bytes < SMALL_CHECK_BYTES) return FST_OK;
+    atomic_store(&small_bytes, 0);
+    return check_limit(SMALL_CHECK_BYTES, error);
+}
+
+static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
+    void *data = NULL;
+    FST_TRY(check_small(size_bytes, error));
+    if (fsti_alloc_fails() ||
+        posix_memalign(&data, FSTI_BUFFER_ALIGNMENT, size_bytes == 0 ? 1 : size_bytes) != 0)
+        return fsti_error_memory(error, size_bytes);
+    fst_status status = fsti_buffer_wrap(data, size_bytes, release_small, out, error);
+    if (status != FST_OK) free(data);
+    return status;
+}
+
 /// A kept arena, if what it still lacks may be had; else nothing, or new memory.
 static fst_status find_arena(uint64_t bytes, kept_arena *out, fst_error *error) {
     *out = take_kept(bytes);
@@ -184,7 +195,7 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
     if (size_bytes > UINT64_MAX / 2 || fsti_alloc_fails())
         return fsti_error_memory(error, size_bytes);
     kept_arena arena;
-    FST_TRY(find_arena(mapped_bytes(size_bytes), &arena, error));
+    FST_TRY(find_arena(fsti_buffer_arena_bytes(size_bytes), &arena, error));
     fst_status status = fsti_buffer_wrap(arena.data, arena.size_bytes, release_arena, out, error);
     if (status != FST_OK) {
         munmap(arena.data, arena.size_bytes);

@@ -46,6 +46,8 @@ struct fsti_buffer {
 
 /// Memory of our own, aligned to FSTI_BUFFER_ALIGNMENT; a kept arena if one fits.
 fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *error);
+/// What that takes: whole pages, huge ones from the size of one on.
+uint64_t fsti_buffer_arena_bytes(uint64_t size_bytes);
 /// What is wanted of a caller's allocator.
 typedef struct fsti_foreign {
     const fst_allocator *allocator; ///< copied

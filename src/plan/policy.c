@@ -125,7 +125,7 @@ static fsti_gaps find_gaps(uint64_t wanted_bytes, bool is_object) {
 
 void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
     const char *obstacle = why_not_views(facts), *why_cache;
-    const char *why = "the default of a load to the CPU";
+    const char *why = "the default on the CPU";
     out->mode = facts->mode;
     if (facts->mode == FST_MODE_AUTO) {
         out->mode = obstacle == NULL ? FST_MODE_MAP : FST_MODE_LOAD;

@@ -33,12 +33,67 @@ bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk) {
            atomic_load_explicit(&route->absent, memory_order_relaxed) == FSTI_ROUTE_MAPPING;
 }
 
+/// Pages that have a word of a chunk's bits.
+#define WORD_PAGES 64u
+
+/// The pages of a word, those within the chunk.
+static fsti_plan_chunk word_range(const fsti_plan_chunk *chunk, uint64_t word) {
+    uint64_t size = WORD_PAGES * fsti_page_bytes();
+    uint64_t begin = fsti_align_down(chunk->begin, fsti_page_bytes()) + word * size;
+    return (fsti_plan_chunk){.begin = begin, .end = fsti_min(begin + size, chunk->end)};
+}
+
+/// Which pages of a word's range are in the page cache; what is not told counts as there.
+static uint64_t look_at_pages(fsti_file *file, const fsti_plan_chunk *range) {
+    uint64_t bits = 0, resident, page = fsti_page_bytes();
+    if (fsti_file_resident(file, range->begin, range->end, &resident) && resident == 0) return 0;
+    for (uint64_t i = 0, at = range->begin; at < range->end; i++, at += page) {
+        bool is_known = fsti_file_resident(file, at, fsti_min(at + page, range->end), &resident);
+        if (!is_known || resident > 0) bits |= (uint64_t)1 << i;
+    }
+    return bits;
+}
+
+bool fsti_pipeline_note_kept(fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
+    if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return true; // nothing will be dropped
+    uint64_t count = (range->end - range->begin) / fsti_page_bytes() / WORD_PAGES + 2;
+    uint64_t *words = fsti_alloc_zeroed((size_t)count, sizeof *words);
+    if (words == NULL) return false;
+    for (uint64_t i = 0; i < count; i++) {
+        fsti_plan_chunk part = word_range(range, i);
+        if (part.begin < part.end) words[i] = look_at_pages(file, &part);
+    }
+    pipeline->chunks[chunk].kept_pages = words;
+    return true;
+}
+
+/// Drops the pages of a word's range that were not there.
+static void drop_pages(const fsti_file *file, const fsti_plan_chunk *range, uint64_t kept) {
+    uint64_t page = fsti_page_bytes(), from = range->begin;
+    for (uint64_t i = 0, at = range->begin; at < range->end; i++, at += page) {
+        if ((kept >> i & 1) == 0) continue;
+        if (from < at) fsti_file_let_go(file, from, at);
+        from = at + page;
+    }
+    if (from < range->end) fsti_file_let_go(file, from, range->end);
+}
+
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_job *job = &pipeline->job;
-    const fsti_plan_chunk *range = &job->plan->chunks[chunk];
-    if (!job->policy->clears_cache || pipeline->chunks[chunk].is_resident) return;
-    if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return;
-    fsti_file_let_go(job->files[job->plan->extents[range->extent].file], range->begin, range->end);
+    const chunk_state *state = &pipeline->chunks[chunk];
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
+    if (!state->is_dropped || fsti_pipeline_engine(pipeline, chunk)->is_direct) return;
+    if (state->kept_pages == NULL) {
+        fsti_file_let_go(file, range->begin, range->end);
+        return;
+    }
+    for (uint64_t i = 0;; i++) {
+        fsti_plan_chunk part = word_range(range, i);
+        if (part.begin >= part.end) return;
+        drop_pages(file, &part, state->kept_pages[i]);
+    }
 }
 
 bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,

@@ -10,6 +10,8 @@
 
 /// How long one who works while waiting sleeps when all that is left is others' to do.
 #define WAITER_SLEEP_MS 10
+/// A time limit beyond this is none: a century.
+#define TIMEOUT_MS_MAX ((int64_t)100 * 366 * 86400 * 1000)
 
 /// Whether the caller does the job: a small one that does not wait for storage.
 static bool may_run_inline(const fsti_pipeline *pipeline) {
@@ -198,6 +200,8 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
     fsti_free(pipeline->places);
+    for (size_t i = 0; pipeline->chunks != NULL && i < pipeline->job.plan->chunk_count; i++)
+        fsti_free(pipeline->chunks[i].kept_pages);
     fsti_free(pipeline->chunks);
     fsti_free(pipeline->batches);
     fsti_free(pipeline->threads);
@@ -250,8 +254,8 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
 /// they hold, is looked at again now and then.
 static fst_status work_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                            int64_t timeout_ms, fst_error *error) {
-    uint64_t limit_ns = (uint64_t)timeout_ms * 1000000, start_ns = fsti_now_ns();
-    bool is_limited = timeout_ms >= 0, is_last;
+    bool is_limited = timeout_ms >= 0 && timeout_ms < TIMEOUT_MS_MAX, is_last;
+    uint64_t limit_ns = is_limited ? (uint64_t)timeout_ms * 1000000 : 0, start_ns = fsti_now_ns();
     fst_status status;
     do {
         fsti_worker_help(pipeline, first, end, is_limited ? start_ns + limit_ns : UINT64_MAX);
@@ -281,12 +285,24 @@ static void name_engines(const worker_counts *counts, char *text, size_t size) {
     if (text[0] == '\0') snprintf(text, size, "none");
 }
 
+/// Why a file came in another way than the first one; NULL: none did.
+static const char *find_other_reason(const fsti_job *job, const char *first) {
+    for (size_t i = 1; i < job->plan->extent_count; i++) {
+        const char *reason = job->routes[job->plan->extents[i].file].reason;
+        if (strcmp(reason, first) != 0) return reason;
+    }
+    return NULL;
+}
+
 /// Why what was read came as it did.
 static void explain_reads(const fsti_pipeline *pipeline, fst_load_stats *stats) {
     const fsti_job *job = &pipeline->job;
     uint32_t file = job->plan->extents[0].file;
+    const char *first = job->routes[file].reason, *other = find_other_reason(job, first);
     char ring[96] = "";
-    fsti_append(stats->reason, sizeof stats->reason, pipeline->job.routes[file].reason);
+    fsti_append(stats->reason, sizeof stats->reason, first);
+    if (other != NULL) fsti_append(stats->reason, sizeof stats->reason, "; of other files ");
+    if (other != NULL) fsti_append(stats->reason, sizeof stats->reason, other);
     fsti_append(stats->reason, sizeof stats->reason, pipeline->demotion_reason);
     if (pipeline->counts.used[FST_ENGINE_URING] && job->ring == FST_RING_AUTO)
         fsti_ring_explain(fsti_file_device(job->files[file]), ring, sizeof ring);

@@ -18,7 +18,9 @@ enum { CHUNK_PENDING, CHUNK_TAKEN, CHUNK_DONE };
 typedef struct chunk_state {
     atomic_uchar step;
     uint8_t queue;        ///< chunk_queue
-    bool is_resident;     ///< in the page cache when its batch was admitted
+    bool is_resident;     ///< all in the page cache when it was looked at
+    bool is_dropped;      ///< what is read of it by way of the page cache does not stay there
+    uint64_t *kept_pages; ///< but for these of its pages, a bit each, which were there; NULL: none
     uint8_t way;          ///< fst_ring, of chunks that a ring reads
     uint16_t blocks_left; ///< used by the one worker that took it
     uint8_t slot;         ///< of the device's ring
@@ -26,6 +28,7 @@ typedef struct chunk_state {
 
 typedef struct batch_state {
     fsti_batch_step step;
+    uint32_t chunks_left;
     fsti_buffer *buffer; ///< NULL when all its items have destinations
 } batch_state;
 
@@ -103,7 +106,8 @@ struct fsti_pipeline {
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue before it
     uint32_t populate_cursor;
     uint32_t chunks_done, chunks_taken, chunks_resident;
-    size_t items_done, item_cursor;
+    size_t items_done;   ///< in the order of delivery
+    uint32_t item_chunk; ///< of the first that is not: its chunks before this one are
     uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
     uint64_t started_ns, first_ns, finished_ns;
     bool has_failed, is_placed; ///< failed; memory was given a NUMA policy
@@ -151,6 +155,8 @@ void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 /// The page cache is to be left alone, and a chunk has to be read by way of it: drops it there,
 /// before it is read (part of it may be there) and when it has been.
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);
+/// Notes which pages of a chunk that is not all there the page cache has. False without memory.
+bool fsti_pipeline_note_kept(fsti_pipeline *pipeline, uint32_t chunk);
 
 /// A worker's life. `index` below lane_count: a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);

@@ -10,18 +10,11 @@
 #define LOOK_AHEAD_CHUNKS 4u
 #define LOOK_STEP_CHUNKS 4u
 
-/// Of a chunk so many places, this large, are looked at: to ask for every page of a model in small
-/// pages takes as long as mapping it.
+/// Of a chunk whose pages nobody tells of, so many single bytes are asked for.
 #define SAMPLE_COUNT 4u
-#define SAMPLE_BYTES ((uint64_t)64 << 10)
 
 /// Whether all chunks of a batch are looked at when it gets its memory.
 static bool looks_once(const fsti_pipeline *pipeline) { return !pipeline->sink->looks_ahead; }
-
-/// The place of a chunk's sample; the first and the last ones lie at the ends.
-static uint64_t sample_place(const fsti_plan_chunk *chunk, uint64_t index, uint64_t length) {
-    return chunk->begin + (chunk->end - chunk->begin - length) / (SAMPLE_COUNT - 1) * index;
-}
 
 /// Whether a view's chunk is taken to be there, of a file of whose pages the kernel tells nothing:
 /// single bytes are read, if that takes no waiting. Where one is absent the kernel starts reading,
@@ -31,54 +24,40 @@ static bool is_at_hand(fsti_pipeline *pipeline, fsti_file *file, const fsti_plan
     if (!pipeline->sink->is_view || !pipeline->job.policy->keeps_cache) return false;
     for (uint64_t i = 0; i < SAMPLE_COUNT; i++) {
         if (atomic_load(&pipeline->found_absent)) return false;
-        if (!fsti_file_reads_at_once(file, sample_place(chunk, i, 1)))
-            atomic_store(&pipeline->found_absent, true);
+        uint64_t at = chunk->begin + (chunk->end - chunk->begin - 1) / (SAMPLE_COUNT - 1) * i;
+        if (!fsti_file_reads_at_once(file, at)) atomic_store(&pipeline->found_absent, true);
     }
     return !atomic_load(&pipeline->found_absent);
 }
 
-/// Bytes of a chunk's samples that are in the page cache; what is not known to be is read.
-/// *total: bytes of the samples.
-static uint64_t sample_residency(fsti_pipeline *pipeline, fsti_file *file,
-                                 const fsti_plan_chunk *chunk, uint64_t *total) {
-    uint64_t size = chunk->end - chunk->begin, found = 0, bytes;
-    bool is_small = size <= SAMPLE_COUNT * SAMPLE_BYTES;
-    uint64_t count = is_small ? 1 : SAMPLE_COUNT, length = is_small ? size : SAMPLE_BYTES;
-    *total = count * length;
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t at = is_small ? chunk->begin : sample_place(chunk, i, length);
-        if (!fsti_file_resident(file, at, at + length, &bytes))
-            return is_at_hand(pipeline, file, chunk) ? *total : 0;
-        found += bytes;
-    }
-    return found;
+/// Looks at what the page cache holds of a chunk now, where that decides how it comes: all of it,
+/// or it counts as absent; what it holds of an absent one nobody drops.
+static void look_at_chunk(fsti_pipeline *pipeline, uint32_t index) {
+    const fsti_plan_chunk *chunk = &pipeline->job.plan->chunks[index];
+    uint32_t file_index = pipeline->job.plan->extents[chunk->extent].file;
+    const fsti_file_route *route = &pipeline->job.routes[file_index];
+    fsti_file *file = pipeline->job.files[file_index];
+    chunk_state *state = &pipeline->chunks[index];
+    bool is_view = pipeline->sink->is_view, clears = pipeline->job.policy->clears_cache;
+    uint64_t resident;
+    state->is_resident = state->is_dropped = false;
+    if (!is_view && !clears && !fsti_pipeline_brings_in(pipeline, index) &&
+        fsti_route_engine(route, true) == fsti_route_engine(route, false))
+        return;
+    bool is_known = fsti_file_resident(file, chunk->begin, chunk->end, &resident);
+    state->is_resident =
+        is_known ? resident == chunk->end - chunk->begin : is_at_hand(pipeline, file, chunk);
+    // What nobody tells of may be there, and stays; what a file is made of was not looked at.
+    if (!clears || state->is_resident) return;
+    state->is_dropped = is_known || fsti_file_is_made_by_cache(file);
+    if (is_known && resident > 0) state->is_dropped = fsti_pipeline_note_kept(pipeline, index);
 }
 
-/// Classifies a chunk by what the page cache holds of it now. True when it is resident.
+/// Classifies a chunk. True when it is resident.
 static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_chunk *chunk = &plan->chunks[index];
-    uint32_t file_index = plan->extents[chunk->extent].file;
-    const fsti_file_route *route = &pipeline->job.routes[file_index];
     chunk_state *state = &pipeline->chunks[index];
-    state->is_resident = false;
     bool is_view = pipeline->sink->is_view;
-    bool is_brought = !is_view && fsti_pipeline_brings_in(pipeline, index);
-    bool matters = is_view || is_brought || pipeline->job.policy->clears_cache ||
-                   fsti_route_engine(route, true) != fsti_route_engine(route, false);
-    if (matters) {
-        uint64_t total = chunk->end - chunk->begin, resident = 0;
-        fsti_file *file = pipeline->job.files[file_index];
-        // A cache that is to be left alone is looked at whole: a page that is missing after all
-        // would be brought in, with what the kernel reads around it.
-        if (!pipeline->job.policy->clears_cache)
-            resident = sample_residency(pipeline, file, chunk, &total);
-        else if (!fsti_file_resident(file, chunk->begin, chunk->end, &resident))
-            resident = 0;
-        // A view's missing pages come one by one; to bring in what is there costs nothing.
-        bool is_exact = is_view || is_brought || pipeline->job.policy->clears_cache;
-        state->is_resident = is_exact ? resident == total : 2 * resident >= total;
-    }
+    look_at_chunk(pipeline, index);
     state->queue =
         !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
     // What a view has in memory needs nothing, unless it is to be made present.
@@ -151,9 +130,8 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
 }
 
 static bool fits_budget(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
-    uint64_t budget = pipeline->job.budget_bytes, bytes = batch->buffer_bytes;
-    // What the buffer will really take: large ones end with a huge page.
-    if (bytes >= FSTI_HUGE_PAGE_BYTES) bytes = fsti_align_up(bytes, FSTI_HUGE_PAGE_BYTES);
+    uint64_t budget = pipeline->job.budget_bytes;
+    uint64_t bytes = fsti_buffer_arena_bytes(batch->buffer_bytes); // what it will really take
     return budget == 0 || pipeline->bytes_in_flight == 0 ||
            bytes <= budget - fsti_min(budget, pipeline->bytes_in_flight);
 }
@@ -167,6 +145,7 @@ static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t
     pipeline->bytes_peak = fsti_max(pipeline->bytes_peak, pipeline->bytes_in_flight);
     pipeline->chunks_resident += resident_count;
     const fsti_plan_batch *batch = &pipeline->job.plan->batches[pipeline->batches_admitted];
+    state->chunks_left = batch->chunk_end - batch->chunk_first;
     for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++) {
         if (atomic_load_explicit(&pipeline->chunks[i].step, memory_order_relaxed) != CHUNK_DONE)
             continue;
@@ -174,6 +153,7 @@ static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t
         pipeline->chunks_done++;
         pipeline->chunks_taken++;
         pipeline->bytes_done += range->end - range->begin;
+        state->chunks_left--;
     }
     state->buffer = buffer;
     state->step = BATCH_ADMITTED;
@@ -358,20 +338,17 @@ void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
     fsti_pipeline_fail(pipeline, &error);
 }
 
-static bool item_is_done(const fsti_pipeline *pipeline, const fsti_plan_item *item) {
-    for (uint32_t i = item->chunk_first; i < item->chunk_end; i++)
-        if (atomic_load_explicit(&pipeline->chunks[i].step, memory_order_acquire) != CHUNK_DONE)
-            return false;
-    return true;
-}
-
-/// Counts tensors as complete in the order of delivery: cheap, and what a progress bar wants.
+/// Counts tensors as complete in the order of delivery: cheap, and what a progress bar wants. Of
+/// the one that is not, it is known how far it is.
 static void count_items(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
-    while (pipeline->item_cursor < plan->item_count &&
-           item_is_done(pipeline, &plan->items[plan->delivery[pipeline->item_cursor]]))
-        pipeline->item_cursor++;
-    pipeline->items_done = pipeline->item_cursor;
+    while (pipeline->items_done < plan->item_count) {
+        const fsti_plan_item *item = &plan->items[plan->delivery[pipeline->items_done]];
+        if (pipeline->item_chunk < item->chunk_first) pipeline->item_chunk = item->chunk_first;
+        if (!fsti_pipeline_chunks_done(pipeline, &pipeline->item_chunk, item->chunk_end)) return;
+        pipeline->items_done++;
+        pipeline->item_chunk = 0;
+    }
 }
 
 static void report_progress(fsti_pipeline *pipeline) {
@@ -413,9 +390,11 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_DONE, memory_order_release);
     pipeline->chunks_done++;
     pipeline->bytes_done += range->end - range->begin;
-    // The batch can't be released before this chunk is done.
-    fsti_buffer_use(pipeline->batches[pipeline->job.plan->extents[range->extent].batch].buffer,
-                    range->end - range->begin);
+    // The batch can't be released before this chunk is done. What its bytes have become may be
+    // more than they were: all of it is there with the last one.
+    batch_state *batch = &pipeline->batches[pipeline->job.plan->extents[range->extent].batch];
+    bool is_last = --batch->chunks_left == 0;
+    fsti_buffer_use(batch->buffer, is_last ? UINT64_MAX : range->end - range->begin);
     count_items(pipeline);
     uint64_t now = fsti_now_ns();
     if (pipeline->first_ns == 0 && pipeline->items_done > 0) pipeline->first_ns = now;

@@ -191,6 +191,15 @@ static const char *block_source(const io_lane *lane, const io_block *block) {
     return whole + (block->begin - block->read_begin);
 }
 
+/// Whether a block that was not read past the page cache came by way of it and stays there.
+static bool leaves_bytes(const fsti_pipeline *pipeline, const io_lane *lane,
+                         const io_block *block) {
+    const chunk_state *state = &pipeline->chunks[block->chunk];
+    fsti_file *file = pipeline->job.files[chunk_extent(pipeline, block->chunk)->file];
+    return !state->is_resident && !state->is_dropped && !lane->engine->is_network &&
+           !(block->read.is_around && fsti_file_is_made_around(file));
+}
+
 static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
                               fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
@@ -220,11 +229,10 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.network_bytes += net->bytes;
     self->counts.disk_cache_bytes += net->kept_bytes;
     self->counts.disk_cache_written += net->written_bytes;
-    bool is_direct = lane->engine->is_direct && !block->is_buffered;
-    if (is_direct) self->counts.bytes_direct += size;
-    bool stays = !pipeline->chunks[block->chunk].is_resident &&
-                 !pipeline->job.policy->clears_cache && !lane->engine->is_network;
-    if (!is_direct && stays) self->counts.cache_bytes += size;
+    if (lane->engine->is_direct && !block->is_buffered)
+        self->counts.bytes_direct += size;
+    else if (leaves_bytes(pipeline, lane, block))
+        self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
         fsti_io_forget(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
@@ -384,7 +392,8 @@ static fst_status lane_of_chunk(worker *self, uint32_t chunk, io_lane **out, fst
         if (status == FST_OK) return FST_OK;
         uint32_t file = chunk_extent(pipeline, chunk)->file;
         if (!engine->is_async ||
-            !fsti_pipeline_demote(pipeline, file, FSTI_ROUTE_RING, true, cause.os_errno)) {
+            !fsti_pipeline_demote(pipeline, file, FSTI_ROUTE_RING, true,
+                                  cause.status == FST_E_NO_MEMORY ? ENOMEM : cause.os_errno)) {
             if (error != NULL) *error = cause;
             return status;
         }

@@ -65,8 +65,8 @@ static int count_direct(fst_cache cache, fst_engine engine, const file_bytes *pl
     options.mode = FST_MODE_LOAD;
     options.cache = cache;
     options.engine = engine;
-    fixture_evict(make_packed());
     if (fst_model_open(make_packed(), NULL, &model, &error) != FST_OK) return -1;
+    fixture_evict(make_packed()); // what opening has brought, with what the kernel read beyond it
     atomic_store(&direct_reads, 0);
     fsti_io_fault_hook_set(watch_direct);
     fst_status status = load_and_compare(model, &options, plain, &error);
