@@ -102,6 +102,7 @@ static fst_status build_batch(plan_build *build, uint32_t batch_index, uint32_t 
     sort_indices(plan, scratch, count);
     for (size_t i = 0; i < count; i++) FST_TRY(fsti_plan_append_segments(build, scratch[i]));
     sort_segments(plan, segment_first);
+    FST_TRY(fsti_plan_sort_layers(build, segment_first));
     return fsti_plan_build_extents(build, batch_index, segment_first);
 }
 

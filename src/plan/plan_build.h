@@ -35,6 +35,9 @@ static inline bool plan_reads_over(const plan_build *build, uint64_t gap_bytes,
 fst_status fsti_plan_resolve_items(plan_build *build);
 /// Appends the segments of one item, in file order.
 fst_status fsti_plan_append_segments(plan_build *build, uint32_t item_index);
+/// Sorts segments [first, end) into layers in which none overlaps the one before it (what is wanted
+/// twice lies in two): a layer is read in as few reads as if it were alone. (layers.c)
+fst_status fsti_plan_sort_layers(plan_build *build, size_t segment_first);
 /// Cuts segments [first, end) of one batch into extents, lays them out and makes their chunks.
 fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size_t segment_first);
 

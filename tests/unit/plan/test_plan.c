@@ -358,6 +358,39 @@ TEST(half_of_a_matrix)
     fsti_plan_clear(&plan);
 }
 
+TEST(what_is_wanted_several_times_is_read_in_as_few_reads)
+{
+    enum { SAME_COUNT = 4, MANY = 5000 };
+    model m;
+    init_model(&m, 4096);
+    uint64_t shape[5] = {16, 2, 16, 2, 4};
+    add_tensor(&m, FST_DTYPE_U8, 5, shape);
+    uint64_t begin[5] = {0}, end[5] = {16, 1, 16, 1, 4}; // 256 pieces of 4 bytes
+    fsti_plan_want wants[SAME_COUNT];
+    for (size_t i = 0; i < SAME_COUNT; i++)
+        wants[i] = (fsti_plan_want){.slice_begin = begin, .slice_end = end};
+    const fsti_header *headers[1] = {&m.header};
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, 1, &plain_rules, &plan, NULL), FST_OK);
+    size_t once = plan.extent_count;
+    fsti_plan_clear(&plan);
+    CHECK_INT(make_plan(headers, wants, SAME_COUNT, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.extent_count, SAME_COUNT * once);
+    fsti_plan_clear(&plan);
+    check_plan(&m, wants, SAME_COUNT, &plain_rules);
+    // A slice among pieces of another, and both whole.
+    uint64_t middle[5] = {8, 0, 0, 0, 0}, last[5] = {16, 2, 16, 2, 4};
+    wants[1].slice_begin = middle;
+    wants[2].slice_end = wants[3].slice_end = last;
+    check_plan(&m, wants, SAME_COUNT, &plain_rules);
+    // Very often the same: a read each, as ever, and no time is lost.
+    fsti_plan_want *many = calloc(MANY, sizeof *many);
+    CHECK_INT(make_plan(headers, many, MANY, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.extent_count, MANY);
+    fsti_plan_clear(&plan);
+    free(many);
+}
+
 TEST(misaligned_tensors_do_not_spoil_large_ones)
 {
     model m;
