@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Items that are read beside the load: what a stream has let go of or not come to, and what of a
+/// map can be no view.
+#include <errno.h>
+#include <fastsafetensors.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define COUNT 6
+#define BYTES ((uint64_t)4 << 20)
+
+static fst_load_options options_of(fst_load_mode mode) {
+    return (fst_load_options){.struct_size = sizeof(fst_load_options), .mode = mode};
+}
+
+static int is_tensor(const fst_tensor *tensor, size_t index) {
+    fst_tensor_view view;
+    return fst_tensor_view_get(tensor, &view, NULL) == FST_OK && view.size_bytes == BYTES &&
+           fixture_matches(view.data, index * BYTES, BYTES);
+}
+
+static fst_load_stats stats_of(const fst_loader *loader) {
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    if (fst_loader_stats_get(loader, &stats, NULL) != FST_OK) abort();
+    return stats;
+}
+
+/// A file whose reads take their time.
+typedef struct slow_file {
+    FILE *file;
+    pthread_mutex_t lock;
+    atomic_int delay_us;
+    atomic_uint_fast64_t bytes;
+} slow_file;
+
+static int64_t read_slowly(void *context, void *target, size_t size, uint64_t offset) {
+    slow_file *slow = context;
+    usleep((useconds_t)atomic_load(&slow->delay_us));
+    pthread_mutex_lock(&slow->lock);
+    bool good = fseek(slow->file, (long)offset, SEEK_SET) == 0 &&
+                fread(target, 1, size, slow->file) == size;
+    pthread_mutex_unlock(&slow->lock);
+    atomic_fetch_add(&slow->bytes, size);
+    return good ? (int64_t)size : -EIO;
+}
+
+static fst_model *open_slow(slow_file *slow) {
+    *slow = (slow_file){.file = fopen(fixture_tensors("slow", COUNT, BYTES), "rb")};
+    pthread_mutex_init(&slow->lock, NULL);
+    fst_source source = {.struct_size = sizeof source, .read = read_slowly, .context = slow};
+    fst_model *model = NULL;
+    if (slow->file == NULL || fseek(slow->file, 0, SEEK_END) != 0) abort();
+    source.size_bytes = (uint64_t)ftell(slow->file);
+    if (fst_model_open_source(&source, NULL, &model, NULL) != FST_OK) abort();
+    return model;
+}
+
+/// Takes an item by calls that wait 5 ms; how many, or 0 for a failure.
+static int poll_item(fst_loader *loader, size_t index, fst_tensor **out) {
+    for (int calls = 1; calls < 1000; calls++) {
+        fst_status status = fst_loader_item(loader, index, 5, out, NULL);
+        if (status != FST_E_TIMEOUT) return status == FST_OK ? calls : 0;
+    }
+    return 0;
+}
+
+TEST(what_is_read_again_goes_on_while_nobody_waits)
+{
+    slow_file slow;
+    fst_model *model = open_slow(&slow);
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 2 * BYTES + (4 << 20);
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        fst_tensor_unref(tensor);
+    }
+    uint64_t before = atomic_load(&slow.bytes), counted = stats_of(loader).bytes_read;
+    atomic_store(&slow.delay_us, 30000);
+    CHECK(poll_item(loader, 0, &tensor) > 1);
+    CHECK(is_tensor(tensor, 0));
+    fst_tensor_unref(tensor);
+    // Once, however often it was asked for, and it is counted.
+    CHECK_INT(atomic_load(&slow.bytes) - before, BYTES);
+    CHECK_INT(stats_of(loader).bytes_read - counted, BYTES);
+    // What nobody comes back for ends with the load.
+    CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    fclose(slow.file);
+}
+
+TEST(a_destination_that_was_not_waited_for_is_filled_all_the_same)
+{
+    static char targets[COUNT][BYTES];
+    slow_file slow;
+    fst_model *model = open_slow(&slow);
+    fst_request_item items[COUNT];
+    for (size_t i = 0; i < COUNT; i++)
+        items[i] = (fst_request_item){.tensor_index = i,
+                                      .destination = i == COUNT - 1 ? targets[i] : NULL,
+                                      .destination_bytes = i == COUNT - 1 ? BYTES : 0};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.items = items;
+    options.item_count = COUNT;
+    options.budget_bytes = 2 * BYTES + (4 << 20);
+    fst_loader *loader;
+    fst_tensor *tensor;
+    atomic_store(&slow.delay_us, 20000);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, COUNT - 1, 1, &tensor, NULL), FST_E_TIMEOUT);
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        CHECK(is_tensor(tensor, i));
+        fst_tensor_unref(tensor);
+    }
+    // It stays as the caller leaves it.
+    targets[COUNT - 1][0] ^= 1;
+    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
+    CHECK(!is_tensor(tensor, COUNT - 1));
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    fclose(slow.file);
+}
+
+static atomic_int inside, most_inside, allocated;
+
+static void *allocate_slowly(void *context, size_t size, size_t alignment) {
+    (void)context;
+    int now = atomic_fetch_add(&inside, 1) + 1, most = atomic_load(&most_inside);
+    while (now > most && !atomic_compare_exchange_weak(&most_inside, &most, now)) continue;
+    atomic_fetch_add(&allocated, 1);
+    usleep(2000);
+    void *memory = NULL;
+    if (posix_memalign(&memory, alignment, size) != 0) memory = NULL;
+    atomic_fetch_sub(&inside, 1);
+    return memory;
+}
+
+static void release_plainly(void *context, void *pointer, size_t size) {
+    (void)context;
+    (void)size;
+    free(pointer);
+}
+
+static const fst_allocator slow_allocator = {.allocate = allocate_slowly,
+                                             .release = release_plainly};
+
+static void *take_items(void *loader) {
+    for (size_t i = 0; i < 4 * COUNT; i++) {
+        fst_tensor *tensor;
+        if (fst_loader_item(loader, i * 5 % COUNT, -1, &tensor, NULL) != FST_OK) return loader;
+        fst_tensor_unref(tensor);
+    }
+    return NULL;
+}
+
+TEST(an_allocator_is_called_by_one_thread_at_a_time)
+{
+    fst_model *model;
+    CHECK_INT(fst_model_open(fixture_tensors("one", COUNT, BYTES), NULL, &model, NULL), FST_OK);
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 2 * BYTES;
+    options.allocator = &slow_allocator;
+    fst_loader *loader;
+    pthread_t threads[3];
+    void *failed;
+    atomic_store(&most_inside, 0);
+    atomic_store(&allocated, 0);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    for (size_t i = 0; i < 3; i++) pthread_create(&threads[i], NULL, take_items, loader);
+    fst_tensor *tensor;
+    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+    for (size_t i = 0; i < 3; i++) {
+        pthread_join(threads[i], &failed);
+        CHECK(failed == NULL);
+    }
+    CHECK_INT(atomic_load(&most_inside), 1);
+    // All that was allocated is told, with what was read again.
+    CHECK(stats_of(loader).buffer_bytes >= (uint64_t)atomic_load(&allocated) * BYTES);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+/// A file of F16 tensors at odd addresses.
+static fst_model *open_odd(size_t count) {
+    char json[COUNT * 100 + 16] = "{", *end = json + 1;
+    uint64_t elements = BYTES / 2;
+    for (size_t i = 0; i < count; i++)
+        end += sprintf(
+            end, "%s\"t%zu\":{\"dtype\":\"F16\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+            i > 0 ? "," : "", i, (unsigned long long)elements, (unsigned long long)(i * BYTES),
+            (unsigned long long)((i + 1) * BYTES));
+    sprintf(end, "}%s", strlen(json) % 2 == 0 ? "" : " ");
+    if ((8 + strlen(json)) % 2 == 0) abort();
+    fst_model *model = NULL;
+    if (fst_model_open(fixture_model("odd", json, count * BYTES), NULL, &model, NULL) != FST_OK)
+        abort();
+    return model;
+}
+
+TEST(what_can_be_no_view_is_memory_of_the_load)
+{
+    fst_model *model = open_odd(COUNT);
+    fst_load_options options = options_of(FST_MODE_MAP);
+    fst_loader *loader;
+    fst_tensor *tensors[COUNT];
+    fst_memory_keep((uint64_t)1 << 30);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK_INT(fst_loader_next(loader, -1, &tensors[i], NULL), FST_OK);
+        CHECK(is_tensor(tensors[i], i));
+    }
+    CHECK(stats_of(loader).buffer_bytes >= COUNT * BYTES);
+    fst_loader_close(loader);
+    for (size_t i = 0; i < COUNT; i++) fst_tensor_unref(tensors[i]);
+    // All of its pages were in use: what goes back is all of it.
+    CHECK(fst_memory_trim() >= COUNT * BYTES);
+    fst_memory_keep(0);
+    options.allocator = &slow_allocator;
+    atomic_store(&allocated, 0);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, 1, -1, &tensors[0], NULL), FST_OK);
+    CHECK(is_tensor(tensors[0], 1));
+    fst_tensor_unref(tensors[0]);
+    CHECK_INT(atomic_load(&allocated), 1);
+    fst_loader_cancel(loader);
+    CHECK_INT(fst_loader_item(loader, 2, -1, &tensors[0], NULL), FST_E_CANCELLED);
+    fst_loader_close(loader);
+    // Left to us it is no map: all of it would be copied.
+    options = options_of(FST_MODE_AUTO);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    CHECK_TEXT(stats_of(loader).mode, "load");
+    CHECK_CONTAINS(stats_of(loader).reason, "can be no view");
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
+TEST(memory_that_was_converted_to_goes_back_whole)
+{
+    fst_model *model = open_odd(COUNT);
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.convert = 1;
+    options.dtype = FST_DTYPE_F64;
+    fst_loader *loader;
+    fst_memory_keep((uint64_t)1 << 30);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    fst_loader_close(loader);
+    CHECK(fst_memory_trim() >= 4 * COUNT * BYTES);
+    fst_memory_keep(0);
+    fst_model_close(model);
+}
+
+TEST(reading_a_view_of_a_file_that_shrinks_is_an_error)
+{
+    static char target[BYTES];
+    fst_model *model;
+    const char *path = fixture_tensors("shrinks", COUNT, BYTES);
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    fst_load_options options = options_of(FST_MODE_MAP);
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_tensor_read(tensor, target, BYTES, NULL), FST_OK);
+    CHECK(fixture_matches(target, (COUNT - 1) * BYTES, BYTES));
+    CHECK_INT(truncate(path, 4096), 0);
+    fst_error error;
+    CHECK_INT(fst_tensor_read(tensor, target, BYTES, &error), FST_E_IO);
+    CHECK_TEXT(error.tensor, "t5");
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
