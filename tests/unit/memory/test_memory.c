@@ -305,6 +305,22 @@ TEST(promised_memory_is_summed)
     fsti_cgroup_fake(NULL, NULL);
 }
 
+TEST(many_small_buffers_are_held_against_the_limit)
+{
+    enum { COUNT = 200 };
+    static fsti_buffer *buffers[COUNT];
+    size_t granted = 0;
+    mkdir(fixture_path("small"), 0700);
+    fake_groups("0::/small\n");
+    tree_file("small/memory.max", "16777216\n");
+    tree_file("small/memory.current", "14680064\n"); // 2 MiB are left
+    while (granted < COUNT && fsti_buffer_arena(200 << 10, &buffers[granted], NULL) == FST_OK)
+        granted++;
+    CHECK(granted < COUNT); // 39 MiB
+    for (size_t i = 0; i < granted; i++) fsti_buffer_unref(buffers[i]);
+    fsti_cgroup_fake(NULL, NULL);
+}
+
 TEST(no_more_is_promised_than_the_machine_has)
 {
     // The system would grant each of them, and end the process when their pages are touched.

@@ -321,6 +321,7 @@ TEST(no_more_descriptors)
 // ---- threads that do not start, a ring that dies: by the linker's --wrap ----
 
 static atomic_long threads_left = -1, ring_calls_left = -1;
+static atomic_int ring_errno = EBADFD;
 
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *argument);
@@ -346,7 +347,7 @@ long __wrap_syscall(long number, ...) {
         atomic_store(&ring_calls_left, 0);
         // Waiting for what was submitted still works: the kernel has it.
         if (values[1] > 0) {
-            errno = EBADFD;
+            errno = atomic_load(&ring_errno);
             return -1;
         }
     }
@@ -455,6 +456,32 @@ TEST(two_who_wait_share_the_work)
     CHECK(halves[0].good && halves[1].good);
     fst_loader_close(loader);
     fst_model_close(model);
+}
+
+/// A ring that only ever asks to come again: a load goes on without it, and one that was to use it
+/// ends.
+TEST(a_ring_that_never_has_room)
+{
+    const char *path = fixture_tensors("sweep", COUNT, BYTES);
+    for (long calls = 0; calls < 4; calls++) {
+        bool is_forced = calls % 2 == 1;
+        fst_model *model;
+        CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+        fst_load_options options = {
+            .struct_size = sizeof options, .mode = FST_MODE_LOAD, .cache = FST_CACHE_BYPASS};
+        if (is_forced) options.engine = FST_ENGINE_URING;
+        fixture_evict(path);
+        atomic_store(&ring_errno, EAGAIN);
+        atomic_store(&ring_calls_left, calls / 2 * 3);
+        fst_status status;
+        bool right = stream_is_right(model, &options, &status);
+        atomic_store(&ring_calls_left, -1);
+        atomic_store(&ring_errno, EBADFD);
+        fst_model_close(model);
+        CHECK(right);
+        if (status == FST_E_UNSUPPORTED) SKIP("no io_uring, or no O_DIRECT");
+        CHECK_INT(status, is_forced ? FST_E_IO : FST_END);
+    }
 }
 
 TEST(a_ring_that_dies)

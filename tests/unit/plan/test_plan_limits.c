@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Plans of odd sizes and many pieces: what is chosen, what is refused, how pieces are cut.
+#include "check.h"
+#include "fixture.h"
+#include "plan_fixture.h"
+
+static int keeps_large(void *context, const fst_tensor_info *info) {
+    return info->size_bytes >= *(uint64_t *)context;
+}
+
+TEST(selection)
+{
+    static const char *const globs[] = {"*.weight", "head[12].?"};
+    uint64_t limit = 10;
+    fsti_plan_selection any = {0}, by_glob = {.globs = globs, .glob_count = 2};
+    fsti_plan_selection by_both = {
+        .globs = globs, .glob_count = 2, .predicate = keeps_large, .predicate_context = &limit};
+    fst_tensor_info weight = {.name = "a.b.weight", .size_bytes = 9};
+    fst_tensor_info head = {.name = "head2.x", .size_bytes = 10};
+    fst_tensor_info other = {.name = "head3.x", .size_bytes = 10};
+    CHECK(fsti_plan_selects(&any, &other));
+    CHECK(fsti_plan_selects(&by_glob, &weight) && fsti_plan_selects(&by_glob, &head));
+    CHECK(!fsti_plan_selects(&by_glob, &other));
+    CHECK(!fsti_plan_selects(&by_both, &weight) && fsti_plan_selects(&by_both, &head));
+}
+
+TEST(sizes_do_not_wrap)
+{
+    // A file of holes: 2^60 bytes, whose conversion would have 2^64.
+    model m;
+    init_model(&m, 8);
+    add_tensor(&m, FST_DTYPE_F4, 1, (uint64_t[]){(uint64_t)1 << 61});
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_want want = {.dtype = FST_DTYPE_F64};
+    fsti_plan plan;
+    fst_error error;
+    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, &error),
+              FST_E_VALIDATION_OVERFLOW);
+    // Several, of which each alone could be told.
+    init_model(&m, 8);
+    fsti_plan_want wants[5] = {0};
+    for (uint32_t i = 0; i < 5; i++) {
+        add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){((uint64_t)1 << 60) + 8});
+        wants[i].tensor = i;
+    }
+    CHECK_INT(make_plan(headers, wants, 5, &plain_rules, &plan, &error), FST_E_VALIDATION_OVERFLOW);
+    // A slice of what is counted in bits.
+    uint64_t begin = 0, end = 1;
+    fsti_plan_want slice = {.slice_begin = &begin, .slice_end = &end};
+    CHECK_INT(make_plan(headers, &slice, 1, &plain_rules, &plan, &error),
+              FST_E_VALIDATION_OVERFLOW);
+}
+
+TEST(plans_of_any_size_stay_small)
+{
+    model m;
+    init_model(&m, 8);
+    add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){(uint64_t)1 << 60});
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_want want = {0};
+    fsti_plan plan;
+    fsti_plan_rules rules = plain_rules;
+    rules.chunk_bytes_max = FSTI_PLAN_CHUNK_BYTES; // for memory
+    CHECK_INT(make_plan(headers, &want, 1, &rules, &plan, NULL), FST_E_NO_MEMORY);
+    rules.is_view = true;
+    CHECK_INT(make_plan(headers, &want, 1, &rules, &plan, NULL), FST_OK);
+    CHECK(plan.chunk_count <= FSTI_PLAN_CHUNK_COUNT_MAX + 1);
+    fsti_plan_clear(&plan);
+}
+
+TEST(items_know_their_segments)
+{
+    // Misaligned ones are gathered from a mapping: looking through all segments for each of them
+    // would take minutes for a header of hundreds of thousands.
+    model m;
+    init_model(&m, 9);
+    fsti_plan_want wants[40] = {0};
+    for (uint32_t i = 0; i < 40; i++) {
+        add_tensor(&m, FST_DTYPE_F32, 1, (uint64_t[]){10});
+        wants[i].tensor = i;
+    }
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, 40, &plain_rules, &plan, NULL), FST_OK);
+    for (size_t i = 0; i < plan.item_count; i++) {
+        const fsti_plan_item *item = &plan.items[i];
+        CHECK_INT(item->segment_end - item->segment_first, 1);
+        CHECK_INT(plan.segments[item->segment_first].item, i);
+    }
+    fsti_plan_clear(&plan);
+}
+
+TEST(no_chunk_is_a_gap_alone)
+{
+    model m;
+    init_model(&m, 8);
+    for (int i = 0; i < 3; i++) add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){(uint64_t)40 << 20});
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_want wants[2] = {{.tensor = 0}, {.tensor = 2}};
+    fsti_plan_rules rules = plain_rules;
+    rules.gaps = (fsti_gaps){(uint64_t)1 << 30, (uint64_t)1 << 30};
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, 2, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.bytes_planned, plan.bytes_requested);
+    fsti_plan_clear(&plan);
+}
+
+/// Of what is made of other bytes a piece is made for one chunk, however tensors are sized.
+TEST(chunks_end_where_pieces_do)
+{
+    model m;
+    init_model(&m, 8);
+    uint64_t sizes[] = {(uint64_t)5 << 20, 8200, ((uint64_t)30 << 20) + 72, 3, (uint64_t)9 << 20};
+    uint64_t made = (uint64_t)256 << 10, begin = 0, crossed = 0;
+    fsti_plan_want wants[5] = {{.tensor = 0}};
+    for (uint32_t i = 0; i < 5; i++) {
+        add_tensor(&m, FST_DTYPE_U8, 1, &sizes[i]);
+        wants[i].tensor = i;
+    }
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan_rules rules = plain_rules;
+    rules.made_bytes = &made;
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+    for (size_t i = 0; i < plan.chunk_count; i++) {
+        const fsti_plan_chunk *chunk = &plan.chunks[i];
+        CHECK(begin == 0 || chunk->begin == begin);
+        CHECK(chunk->end > chunk->begin && chunk->end - chunk->begin <= plan.chunk_bytes);
+        begin = chunk->end;
+        for (uint32_t t = 0; t < 5; t++) {
+            const fsti_tensor *tensor = &m.header.tensors[t];
+            uint64_t first = m.header.data_begin + tensor->begin;
+            if (begin > first && begin < m.header.data_begin + tensor->end)
+                crossed += (begin - first) % made != 0;
+        }
+    }
+    CHECK_INT(crossed, 0);
+    CHECK(plan.chunk_count > 5);
+    for (size_t i = 0; i < 5; i++) {
+        const fsti_plan_item *item = &plan.items[i];
+        CHECK(plan.chunks[item->chunk_first].begin <= item->file_offset &&
+              plan.chunks[item->chunk_first].end > item->file_offset);
+        CHECK(plan.chunks[item->chunk_end - 1].end >= item->file_offset + sizes[i] &&
+              plan.chunks[item->chunk_end - 1].begin < item->file_offset + sizes[i]);
+    }
+    fsti_plan_clear(&plan);
+}
