@@ -21,9 +21,10 @@
 /// or thread of the parent's; everything else on a loader or writer is FST_E_UNSUPPORTED. An opened
 /// model, and tensors that were handed out, can be used in the child.
 ///
-/// **Descriptors.** An opened model holds one descriptor a file; a load past the page cache holds a
-/// second one until it has ended. A save holds one a file, and a second one while it writes past
-/// the page cache. All are closed on exec.
+/// **Descriptors.** An opened model holds one descriptor a file, and from the first load past the
+/// page cache on a second one, both until its last load is closed. While a load brings files into
+/// the page cache each of its threads holds one more, and a ring is one. A save holds one a file,
+/// and a second one while it writes past the page cache. All are closed on exec.
 ///
 /// **dlclose().** The library stays mapped once it was loaded: threads and a signal handler may be
 /// its own.
@@ -125,7 +126,8 @@ FST_API const char *fst_status_meaning(fst_status status);
 /// Gives memory for tensor data. `allocate` returns `size_bytes` bytes aligned to `alignment` (a
 /// power of two, at most 4096) or NULL; `release` takes back what allocate gave, from any thread.
 /// `allocate` is called by fst_loader_open() and by threads of the load, one call at a time a load,
-/// with no lock of the library held. `context` is passed through. Both must stay callable until the
+/// with no lock of the library held but the one that makes other calls of that load's wait.
+/// `context` is passed through. Both must stay callable until the
 /// last tensor is released.
 typedef struct fst_allocator {
     void *context;

@@ -33,11 +33,15 @@ typedef struct fst_tensor fst_tensor;
 /// their own.
 typedef enum fst_load_mode {
     /// MAP on the CPU, LOAD where views can't be what is asked for: to a device, into memory of the
-    /// caller's, with a conversion, engine, allocator or budget, around the page cache, and where
-    /// the system refuses the mapping.
+    /// caller's, with a conversion, engine, allocator or budget, around the page cache, where the
+    /// system refuses the mapping, and where most bytes would have to be copied out of it (tensors
+    /// at odd addresses of their file, slices of many pieces) and fit the memory that is left.
     FST_MODE_AUTO = 0,
     FST_MODE_LOAD = 1, ///< read into memory of our own (or the caller's), aligned
-    FST_MODE_MAP = 2,  ///< views of the file, no copy; misaligned tensors are memory of their own
+    /// Views of the file, no copy. What can be none (a tensor at an address of the file that its
+    /// dtype does not allow, a slice of many pieces) is read to memory of its own when it is asked
+    /// for, as by FST_MODE_LOAD.
+    FST_MODE_MAP = 2,
 } fst_load_mode;
 #define FST_MODE_COUNT 3
 
@@ -46,17 +50,19 @@ typedef enum fst_load_mode {
 typedef enum fst_cache {
     /// KEEP when the request fits comfortably in the memory that is left (of the machine, and up
     /// the whole path of the cgroup). Memory of one's own on the CPU has to fit beside what is
-    /// kept; above 512 MiB, and less than half of a model above 128 MiB, it is filled around the
-    /// cache. Else BYPASS, or, for views, pages come when they are touched.
+    /// kept, as large as it becomes by a conversion; above 512 MiB, and less than half of a model
+    /// above 128 MiB, it is filled around the cache. Up to 1 MiB always. Else what is absent is
+    /// read around the cache where the file system can, or, for views, comes when it is touched.
     FST_CACHE_AUTO = 0,
     /// What is absent is brought into the page cache by large reads, whatever the readahead setting
     /// of the device; views wait for it, memory of one's own is copied from there. Not with the
     /// engines that go around it.
     FST_CACHE_KEEP = 1,
     /// What is absent is read around the page cache where the file system can, else through it and
-    /// dropped there at once; what is cached is taken from there, and stays. FST_MODE_AUTO is then
-    /// LOAD; pages of FST_MODE_MAP come when they are touched, and stay. Not with the engines that
-    /// need the cache.
+    /// dropped there at once, unless the kernel does not tell whether somebody else had it there.
+    /// What is cached stays, and is taken from there where all of a unit of work is. FST_MODE_AUTO
+    /// is then LOAD; pages of FST_MODE_MAP come when they are touched, or verified, and stay. Not
+    /// with the engines that need the cache.
     FST_CACHE_BYPASS = 2,
 } fst_cache;
 #define FST_CACHE_COUNT 3
@@ -105,9 +111,10 @@ typedef struct fst_request_item {
     uint64_t reserved[4];     ///< 0
 } fst_request_item;
 
-/// What the loader tells while it works, from one of its threads, one call at a time and none
-/// after fst_loader_close(): `done` of `total`. Return 0 to go on, anything else to cancel. It must
-/// not call into the same loader.
+/// What the loader tells while it works, from one of its threads, or, where a load is so small that
+/// it is done there, from the one that calls fst_loader_open(); one call at a time and none after
+/// fst_loader_close(): `done` of `total`. Return 0 to go on, anything else to cancel. It must not
+/// call into the same loader.
 typedef int (*fst_progress_callback)(void *context, uint64_t bytes_done, uint64_t bytes_total,
                                      size_t tensors_done, size_t tensors_total);
 
@@ -121,7 +128,9 @@ typedef struct fst_load_options {
     fst_load_mode mode;
     fst_engine engine;
     fst_order order;
-    uint32_t thread_count;         ///< 0: as many as the process may use, at most 16
+    /// 0: as many as the process may use processors, at most 16; at least 2 for a ring (one
+    /// reads, one makes memory), and 4 for reads that block.
+    uint32_t thread_count;
     const fst_request_item *items; ///< read during fst_loader_open() only
     size_t item_count;
     const char *const *globs; ///< shell patterns (* ? [..]) over whole names; a name matching any
@@ -129,9 +138,12 @@ typedef struct fst_load_options {
     fst_tensor_predicate predicate; ///< NULL: all
     void *predicate_context;
     /// Most bytes of tensors that may be read and not yet handed out by fst_loader_next();
-    /// 0: no limit (everything is kept in the loader as well). A single tensor above it is
-    /// FST_E_BUDGET. What threads decompress with (some 4.3 MiB each) is within it: where files
-    /// are compressed, a third of it may go there, and no more threads are used than that allows.
+    /// 0: no limit (everything is kept in the loader as well). A single tensor that is above it
+    /// with what its memory takes (whole pages, and one for its place in the first; huge ones from
+    /// 2 MiB on) is FST_E_BUDGET, with both numbers. Slots that reads go through (`bounce_bytes` of
+    /// the statistics) come on top, and what fst_loader_item() reads beside the stream. What
+    /// threads decompress with (some 4.3 MiB each) is within it: where files are compressed, a
+    /// third of it may go there, and no more threads are used than that allows.
     uint64_t budget_bytes;
     /// Copied; NULL: our huge-page arenas. It is called by one thread of the load at a time,
     /// without a lock: it may ask the loader for statistics, or cancel it.
@@ -167,7 +179,8 @@ typedef struct fst_load_options {
     fst_cache cache;
 } fst_load_options;
 
-/// Plans the request and starts reading in the background. `model` may be closed afterwards.
+/// Plans the request and starts reading in the background; up to 64 KiB, or what is cached up to
+/// 1 MiB, is read before it returns. `model` may be closed afterwards.
 /// `options` may be NULL: everything, mode auto. On success *out is the caller's.
 /// An unknown name or index, a slice out of range, a wrong destination size: FST_E_ARGUMENT.
 FST_API FST_NODISCARD fst_status fst_loader_open(fst_model *model, const fst_load_options *options,
@@ -189,8 +202,9 @@ FST_API FST_NODISCARD fst_status fst_loader_next(fst_loader *loader, int64_t tim
 
 /// Item `item_index` of the request (for a request without items: of the tensors chosen, in file
 /// order), at any time and any number of times, whatever the stream has handed out. Waits for its
-/// bytes, `timeout_ms` as in fst_loader_wait(); if the stream has let go of them they are read
-/// again. *out is the caller's reference.
+/// bytes, `timeout_ms` as in fst_loader_wait(); if the stream has let go of them, or has not come
+/// to them, they are read beside it. That goes on after FST_E_TIMEOUT, for up to 8 items at a time:
+/// who asks again finds it further on. *out is the caller's reference.
 FST_API FST_NODISCARD fst_status fst_loader_item(fst_loader *loader, size_t item_index,
                                                  int64_t timeout_ms, fst_tensor **out,
                                                  fst_error *error);
@@ -217,16 +231,21 @@ typedef struct fst_load_stats {
     char reason[512];   ///< why these were chosen
     uint32_t thread_count;
     size_t tensor_count;
-    uint64_t bytes_requested;     ///< of tensors and slices asked for, as they come to memory
-    uint64_t bytes_read;          ///< read from files or copied from mappings, over-read included
-    uint64_t bytes_direct;        ///< of them past the page cache
-    uint64_t bytes_mapped;        ///< of them from a mapping of cached pages
-    uint64_t bytes_copied;        ///< moved once more in memory (from a slot or a mapping)
-    uint64_t bytes_converted;     ///< of them converted to another dtype on the way, as read
-    uint64_t read_count;          ///< read operations
-    uint64_t chunk_count;         ///< units of work
-    uint64_t chunks_resident;     ///< of them found in the page cache beforehand, where that
-                                  ///< decides how they come: not with an engine asked for
+    uint64_t bytes_requested; ///< of tensors and slices asked for, as they come to memory
+    /// Read from files or copied from mappings: what was asked for, and gaps between that were read
+    /// over; not the rest of pages at the ends of direct reads. Of compressed files, bytes of what
+    /// they were made from: stored_bytes tells what was read of them.
+    uint64_t bytes_read;
+    uint64_t bytes_direct;    ///< of them past the page cache
+    uint64_t bytes_mapped;    ///< of them from a mapping of cached pages
+    uint64_t bytes_copied;    ///< moved once more in memory (from a slot or a mapping)
+    uint64_t bytes_converted; ///< of them converted to another dtype on the way, as read
+    uint64_t read_count;      ///< read operations
+    uint64_t chunk_count;     ///< units of work
+    /// Of them found whole in the page cache beforehand, where that decides how they come (not
+    /// with an engine asked for), and as far as the kernel tells: of files that the process neither
+    /// owns nor may write to, views are asked for single bytes here and there.
+    uint64_t chunks_resident;
     uint64_t buffer_bytes;        ///< memory allocated for tensors by this load
     uint64_t buffer_bytes_peak;   ///< most of it alive and not yet handed out at one time; and,
                                   ///< of compressed files, what its threads decompress with

@@ -165,7 +165,8 @@ typedef struct fst_part {
 FST_API FST_NODISCARD fst_status fst_part_copy(const fst_model *model, const fst_part *part,
                                                int *copied, fst_error *error);
 
-/// Whether the files are still the ones that were opened, by size and time of the last change:
+/// Whether the files are still the ones that were opened, by size and time of the last change (who
+/// writes to a file and puts its time back is not noticed: a manifest notices that):
 /// FST_E_FILE_CHANGED names one that is not. For who has taken views, when he is done with them.
 FST_API FST_NODISCARD fst_status fst_model_check(const fst_model *model, fst_error *error);
 
