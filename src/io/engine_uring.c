@@ -23,6 +23,7 @@ typedef struct uring_lane {
     unsigned submit_mask, complete_mask;
     struct io_uring_cqe *completions;
     unsigned unsubmitted, in_flight;
+    unsigned again_count; ///< how often in a row it was to come again, with nothing under way
 } uring_lane;
 
 static int ring_setup(unsigned depth, struct io_uring_params *params) {
@@ -125,22 +126,25 @@ static void submit_op(void *lane_pointer, fsti_io_op *op) {
 }
 
 /// Told so often in a row to come again, with nothing under way that could end, a ring is broken.
-#define AGAIN_COUNT_MAX 1000u
+#define AGAIN_COUNT_MAX 100u
 
 /// Submits what is queued and, if asked, waits for a completion. What the kernel can't take now
 /// (EAGAIN, EBUSY) it takes once something has completed. Returns an errno when the ring is
 /// broken for good.
-static int enter_kernel(uring_lane *lane, bool must_wait, uint32_t *again_count) {
+static int enter_kernel(uring_lane *lane, bool must_wait) {
     int taken = ring_enter(lane->fd, lane->unsubmitted, must_wait ? 1 : 0);
     if (taken >= 0) {
         lane->unsubmitted -= (unsigned)taken;
+        lane->again_count = 0;
         return 0;
     }
     if (errno == EINTR) return 0;
     if (errno != EAGAIN && errno != EBUSY) return errno;
     bool is_idle = lane->in_flight == lane->unsubmitted;
+    // Not EAGAIN, which would be tried again.
+    if (is_idle && ++lane->again_count > AGAIN_COUNT_MAX) return ENOBUFS;
     if (must_wait) usleep(1000);
-    return is_idle && ++*again_count > AGAIN_COUNT_MAX ? EAGAIN : 0;
+    return 0;
 }
 
 /// Takes back the last queued operation of a broken ring.
@@ -157,14 +161,13 @@ static fsti_io_op *fail_unsubmitted(uring_lane *lane, int os_errno) {
 
 static fsti_io_op *reap_op(void *lane_pointer) {
     uring_lane *lane = lane_pointer;
-    uint32_t again_count = 0;
     if (lane->in_flight == 0) return NULL;
     unsigned head = atomic_load_explicit(lane->complete_head, memory_order_relaxed);
     for (;;) {
         unsigned tail = atomic_load_explicit(lane->complete_tail, memory_order_acquire);
         bool is_empty = head == tail;
         if (!is_empty && lane->unsubmitted == 0) break;
-        int broken = enter_kernel(lane, is_empty, &again_count);
+        int broken = enter_kernel(lane, is_empty);
         if (broken != 0 && lane->unsubmitted > 0) return fail_unsubmitted(lane, broken);
         // The kernel still owns the memory of what was submitted: wait for it, whatever happens.
         if (broken != 0 && is_empty) usleep(1000);
