@@ -480,7 +480,8 @@ TEST(a_ring_that_never_has_room)
         fst_model_close(model);
         CHECK(right);
         if (status == FST_E_UNSUPPORTED) SKIP("no io_uring, or no O_DIRECT");
-        CHECK_INT(status, is_forced ? FST_E_IO : FST_END);
+        // What takes few calls may be over by then.
+        CHECK(status == FST_END || (is_forced && status == FST_E_IO));
     }
 }
 
