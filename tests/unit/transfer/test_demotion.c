@@ -154,7 +154,7 @@ TEST(a_cache_that_is_to_be_left_alone_is_whatever_the_route)
         if (before > COUNT * sizes[i / 3] / 2 && i < 3) SKIP("this file system does not evict");
         bool has_direct = stats.bytes_direct > 0;
         if (i == 0 && !has_direct) SKIP("no direct reads here");
-        CHECK_INT(has_direct, i < 2);
+        CHECK_INT(has_direct, i % 3 < 2); // however small
         CHECK_INT(stats.cache_bytes, 0);
         CHECK(cached_bytes(path) <= before);
         if (i == 2) CHECK_CONTAINS(stats.reason, "then dropped from the page cache");
