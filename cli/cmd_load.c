@@ -85,7 +85,11 @@ static int check_request(const load_request *request) {
     if (options->mode == FST_MODE_MAP &&
         (options->engine != FST_ENGINE_AUTO || request->tuning.ring != FST_RING_AUTO ||
          request->tuning.numa != FST_NUMA_DEFAULT || options->budget_bytes > 0))
-        return cli_usage("load", "--mode map reads nothing: no --engine, --ring, --numa, --budget");
+        return cli_usage("load",
+                         "--mode map takes no --engine, --ring, --numa, --budget: no engine "
+                         "makes views");
+    if (options->mode == FST_MODE_MAP && options->convert)
+        return cli_usage("load", "--mode map takes no --dtype: views are the file's own bytes");
     return EXIT_GOOD;
 }
 
@@ -130,23 +134,33 @@ static void print_json(const fst_model *model, const fst_load_stats *s, double s
     printf("}\n");
 }
 
-static void print_stats(const fst_model *model, const fst_load_stats *s, double seconds) {
+/// How many chunks were cached, where anybody looked.
+static void print_chunks(const load_request *request, const fst_load_stats *s) {
+    if (request->options.engine != FST_ENGINE_AUTO) return;
+    printf(", %" PRIu64 " of %" PRIu64 " chunks were cached", s->chunks_resident, s->chunk_count);
+}
+
+static void print_stats(const fst_model *model, const load_request *request,
+                        const fst_load_stats *s, double seconds) {
     char requested[16], read[16], copied[16], buffers[16];
-    // Views of the file have moved nothing: a speed would be one of nothing.
-    bool moved = strcmp(s->mode, "map") != 0;
+    // Views that were there have moved nothing: a speed would be one of nothing.
+    bool is_view = strcmp(s->mode, "map") == 0;
+    bool moved = !is_view || s->bytes_read + s->bytes_copied > 0;
     printf("%s%.3f s", cli_bold(), seconds);
     if (moved)
         printf(", %.2f GB/s", (double)s->bytes_requested / 1e9 / (seconds > 0 ? seconds : 1e-9));
     printf("%s  %zu tensor%s, %s%s\n", cli_plain(), s->tensor_count, cli_plural(s->tensor_count),
            cli_size_text(s->bytes_requested, requested),
-           moved ? "" : " as views of the file: nothing was read or copied");
+           !is_view ? ""
+           : moved  ? " as views of the file"
+                    : " as views of the file: nothing was read or copied");
     printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine, s->thread_count,
            s->reason);
-    printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s, %" PRIu64 " of %" PRIu64
-           " chunks were cached\n",
+    printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s",
            cli_size_text(s->bytes_read, read), s->read_count,
-           cli_size_text(s->bytes_copied, copied), cli_size_text(s->buffer_bytes_peak, buffers),
-           s->chunks_resident, s->chunk_count);
+           cli_size_text(s->bytes_copied, copied), cli_size_text(s->buffer_bytes_peak, buffers));
+    print_chunks(request, s);
+    printf("\n");
     if (s->device_bytes + s->gds_bytes > 0)
         printf("  %s sent to the device in %" PRIu64 " copies and %" PRIu64
                " launches, %s read there\n",
@@ -167,9 +181,12 @@ static fst_status consume(fst_loader *loader, fst_error *error) {
 /// Failures of memory have ways out, which not everybody knows.
 static int fail_load(const fst_error *error) {
     int code = cli_fail(error);
-    if ((error->status == FST_E_NO_MEMORY || error->status == FST_E_BUDGET) && !cli_wants_json())
-        fprintf(stderr, "to load less at a time: --budget SIZE (a stream within this much memory), "
-                        "--select GLOB (some tensors), --mode map (views of the file)\n");
+    bool is_budget = error->status == FST_E_BUDGET;
+    if ((error->status == FST_E_NO_MEMORY || is_budget) && !cli_wants_json())
+        fprintf(stderr, "%s, --select GLOB (some tensors), --mode map (views of the file)\n",
+                is_budget
+                    ? "one tensor has to fit: a larger --budget"
+                    : "to load less at a time: --budget SIZE (so much of the tensors at once)");
     return code;
 }
 
@@ -193,7 +210,10 @@ static int load_once(fst_model *model, load_request *request) {
         return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
     if (request->options.convert && stats.bytes_converted == 0 && stats.bytes_requested > 0)
         cli_say_unconverted(request->options.dtype);
-    (cli_wants_json() ? print_json : print_stats)(model, &stats, seconds);
+    if (cli_wants_json())
+        print_json(model, &stats, seconds);
+    else
+        print_stats(model, request, &stats, seconds);
     return EXIT_GOOD;
 }
 
@@ -205,6 +225,9 @@ static int run(const cli_command *command, char **argv) {
     int code = cli_parse(command, argv, &request, &operands);
     if (code == EXIT_GOOD && !operands.is_answered) code = check_request(&request);
     if (code != EXIT_GOOD || operands.is_answered) return code;
+    // Knobs of reads ask for reads.
+    bool tunes = request.tuning.ring != FST_RING_AUTO || request.tuning.numa != FST_NUMA_DEFAULT;
+    if (tunes && request.options.mode == FST_MODE_AUTO) request.options.mode = FST_MODE_LOAD;
     request.options.tuning = &request.tuning;
     request.options.globs = request.globs;
     fst_open_options open_options = {.struct_size = sizeof open_options,
@@ -236,7 +259,8 @@ static const cli_option options[] = {
      "convert floats (integers: only to wider ones) on the way", 0},
     CLI_SELECT_OPTION,
     {'t', "threads", "N", NULL, "threads (by the machine)", 0},
-    {'b', "budget", "SIZE", NULL, "stream within this much memory (64M, 2GiB)", 0},
+    {'b', "budget", "SIZE", NULL,
+     "stream with so much of the tensors in memory at a time (64M, 2GiB); reads take some more", 0},
     {'r', "repeat", "N", NULL, "load N times", 0},
     {'v', "verify", NULL, NULL,
      "hold all bytes against the manifest beside the model, or what else says what they should be",

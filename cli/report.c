@@ -91,7 +91,6 @@ int cli_usage(const char *command, const char *format, ...) {
 }
 
 void cli_say_unconverted(fst_dtype dtype) {
-    if (wants_json) return; // counters tell
     fprintf(stderr,
             "fastsafetensors: nothing is converted: no tensor has a dtype that becomes %s "
             "(floats become floats, integers wider ones)\n",

@@ -63,11 +63,13 @@ class Agreement:
         Raises the own error; RankError for another rank's, for a difference, and for ranks that do
         not come within the group's timeout.
         """
-        if self._pg.size() == 1:
-            if error is not None:
+        try:
+            if self._pg.size() > 1:
+                self._round(what, list(lines), _GOOD if error is None else _FAILED, error)
+            elif error is not None:
                 raise error
-            return
-        self._round(what, list(lines), _GOOD if error is None else _FAILED, error)
+        finally:
+            del error  # its frames lead here: what they hold must not wait for a collector
 
     def leave(self, why: str) -> None:
         """Tell ranks that wait for the next round that this one does not come any more."""
@@ -101,9 +103,10 @@ class Agreement:
             self._tell(what, lines, error)
             return
         texts = self._tell(what, lines, error)
-        if error is not None:
-            raise error
-        raise self._explain(what, came, texts)
+        try:
+            raise self._explain(what, came, texts) if error is None else error
+        finally:
+            del error
 
     def _tell(self, what: str, lines: list[str], error: BaseException | None) -> list[Any]:
         text = "" if error is None else f"{type(error).__name__}: {error}"

@@ -73,6 +73,14 @@ def check_path(filename: Any) -> None:
         )
 
 
+def _absolute(filename: Any) -> Any:
+    """Return a path, or a list of them, as it will be found from any folder."""
+    if isinstance(filename, (list, tuple)):
+        return type(filename)(_absolute(part) for part in filename)
+    path = os.fspath(filename)
+    return path if "://" in os.fsdecode(path) else os.path.abspath(path)
+
+
 class safe_open:  # noqa: N801 - the name that programs know
     """Open a model and read tensors one by one, whole or in part.
 
@@ -112,7 +120,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
         verify = chosen(verify)  # for who pickles it as well
-        self._opened = (filename, framework, device, backend, mode, cache, verify)
+        self._opened = (_absolute(filename), framework, device, backend, mode, cache, verify)
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
             refuse(f"framework {framework} is invalid")
@@ -151,7 +159,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         self._model.close()
 
     def __reduce__(self) -> Any:
-        """Pickle as what opens the same files again, in another process too."""
+        """Pickle as what opens the same paths again, in another process or folder too."""
         self._model.names()  # an error once closed
         return _reopen, (type(self), self._opened)
 

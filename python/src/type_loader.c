@@ -348,23 +348,21 @@ static PyObject *loader_iternext(PyObject *self) {
     return result;
 }
 
-/// Item `index`; NULL with an exception. The GIL is given up only where there is a wait.
+/// Item `index`; NULL with an exception. The GIL is given up only where there is a wait: of a load
+/// that is whole, for what of a map can be no view and is read now.
 static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
     fst_error error;
     fst_tensor *tensor;
-    fst_status status;
-    if (((loader_object *)self)->is_whole) {
-        status = fst_loader_item(loader, index, -1, &tensor, &error);
-    } else {
-        do {
-            Py_BEGIN_ALLOW_THREADS status =
-                fst_loader_item(loader, index, SIGNAL_CHECK_MS, &tensor, &error);
-            Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
-            if (PyErr_CheckSignals() != 0) {
-                ((loader_object *)self)->was_interrupted = 1;
-                return NULL;
-            }
-        } while (1);
+    fst_status status = FST_E_TIMEOUT;
+    if (((loader_object *)self)->is_whole)
+        status = fst_loader_item(loader, index, 0, &tensor, &error);
+    while (status == FST_E_TIMEOUT) {
+        Py_BEGIN_ALLOW_THREADS status =
+            fst_loader_item(loader, index, SIGNAL_CHECK_MS, &tensor, &error);
+        Py_END_ALLOW_THREADS if (status == FST_E_TIMEOUT && PyErr_CheckSignals() != 0) {
+            ((loader_object *)self)->was_interrupted = 1;
+            return NULL;
+        }
     }
     if (status == FST_OK) return tensor;
     fstpy_raise(state_of(self), &error);
@@ -422,13 +420,9 @@ static PyObject *make_value(PyObject *self, fst_tensor *tensor, fst_dtype dtype,
 
 static int export_item(PyObject *self, fst_loader *loader, size_t index, const export_way *way,
                        PyObject *result) {
-    fst_error error;
-    fst_tensor *tensor;
-    if (fst_loader_item(loader, index, -1, &tensor, &error) != FST_OK) {
-        fstpy_raise(state_of(self), &error);
-        return 0;
-    }
+    fst_tensor *tensor = take_item(self, loader, index);
     fst_dtype dtype = FST_DTYPE_U8;
+    if (tensor == NULL) return 0;
     PyObject *name = name_of(self, tensor, &dtype);
     if (name == NULL) {
         fst_tensor_unref(tensor);

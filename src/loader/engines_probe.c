@@ -21,7 +21,9 @@ static fst_status choose(fsti_file *file, uint64_t bytes, own_choice *out, fst_e
     facts.mode = FST_MODE_LOAD;
     fsti_load_policy owned;
     fsti_policy_choose(&facts, &owned);
-    const load_route_wish wish = {.guard_allowed = true, .keeps_cache = owned.keeps_cache};
+    const load_route_wish wish = {.guard_allowed = true,
+                                  .keeps_cache = owned.keeps_cache,
+                                  .is_small = fsti_policy_is_small(bytes, false)};
     return fsti_loader_find_route(file, &wish, &out->route, error);
 }
 
@@ -119,8 +121,13 @@ static fst_status open_first(const char *path, fsti_file **out, uint64_t *bytes,
     fst_model *model;
     const model_wish wish = {.flags = 0};
     *bytes = 0;
-    if (fsti_model_open(path, &wish, &model, NULL) != FST_OK) {
-        FST_TRY(fsti_file_open(path, out, error));
+    fst_error cause;
+    fst_status status = fsti_model_open(path, &wish, &model, &cause);
+    if (status != FST_OK) {
+        // What is wrong with a folder says more than that it is no file.
+        fst_status opened = fsti_file_open(path, out, error);
+        if (opened == FST_E_NOT_REGULAR && error != NULL) *error = cause;
+        if (opened != FST_OK) return opened == FST_E_NOT_REGULAR ? status : opened;
         *bytes = fsti_file_size(*out);
         return FST_OK;
     }

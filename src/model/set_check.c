@@ -119,16 +119,17 @@ fst_status fsti_model_check_shards(const model_paths *paths, const char *folder,
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error) {
     char list[400] = "";
     struct stat info;
-    size_t missing = 0;
+    size_t missing = 0, first = 0;
     if (paths->index_path == NULL) return status; // objects: each says so itself
     for (size_t i = 0; i < paths->count; i++) {
         if (stat(paths->paths[i], &info) == 0 || errno != ENOENT) continue;
         const char *slash = strrchr(paths->paths[i], '/');
+        if (missing == 0) first = i;
         add_name(list, sizeof list, missing++, slash == NULL ? paths->paths[i] : slash + 1);
     }
     if (missing == 0) return status; // it is there by now, or it was something else
     fsti_error_place place = FSTI_NOWHERE;
-    place.file = paths->index_path;
+    place.file = paths->paths[first];
     place.os_errno = ENOENT;
     return fsti_error_set(error, FST_E_NOT_FOUND, place,
                           "%zu of the %zu files that the index names %s missing (%s)", missing,

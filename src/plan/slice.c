@@ -74,7 +74,8 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
     item->size_bytes = item->source_bytes;
     if (item->is_converted) {
         if (item->source_bytes % unit_bytes != 0)
-            return want_failure(build, want, FST_E_MISALIGNED_SLICE,
+            return want_failure(build, want,
+                                is_whole(want) ? FST_E_ARGUMENT : FST_E_MISALIGNED_SLICE,
                                 "the elements do not pair up to whole bytes");
         if (!fsti_mul(item->source_bytes / unit_bytes, item->conversion.to_bytes,
                       &item->size_bytes))

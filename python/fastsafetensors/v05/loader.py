@@ -52,8 +52,13 @@ class _PathLoader:
     num_threads: a wish; a load uses no more threads than it has work for.
     """
 
-    def __init__(self, path: Paths, num_threads: int = 8) -> None:
+    def __init__(self, path: Paths, num_threads: int = 8, **others: Any) -> None:
         """Open the files and read their headers."""
+        if others or not isinstance(num_threads, int):
+            raise TypeError(
+                "SafeTensorsFileLoader(path) takes num_threads and nothing else; "
+                f"{', '.join(others) or 'a device'} goes with a process group as first argument: "
+                "SafeTensorsFileLoader(SingleGroup(), device, ...)")
         if num_threads <= 0:
             raise ValueError(f"num_threads must be positive, not {num_threads}")
         self._threads = num_threads
@@ -168,6 +173,9 @@ class BaseSafeTensorsFileLoader:
             self._add_all(filenames)
         except Exception as error:
             self._failure = error
+            # The error leads back here by its frames: files must not wait for the collector.
+            self.meta.clear()
+            self.frames = LoaderFrames()
             self.agreement.agree("the files", error=error)
 
     def _add_all(self, filenames: Mapping[int, Any]) -> None:
