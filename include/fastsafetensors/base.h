@@ -23,7 +23,7 @@
 ///
 /// **Descriptors.** An opened model holds one descriptor a file, and from the first load past the
 /// page cache on a second one, both until its last load is closed. While a load brings files into
-/// the page cache each of its threads holds one more, and a ring is one. A save holds one a file,
+/// the page cache each of its threads holds two more, and a ring is one. A save holds one a file,
 /// and a second one while it writes past the page cache. All are closed on exec.
 ///
 /// **dlclose().** The library stays mapped once it was loaded: threads and a signal handler may be
