@@ -76,9 +76,12 @@ def check_path(filename: Any) -> None:
 def _absolute(filename: Any) -> Any:
     """Return a path, or a list of them, as it will be found from any folder."""
     if isinstance(filename, (list, tuple)):
-        return type(filename)(_absolute(part) for part in filename)
+        return [_absolute(part) for part in filename]
     path = os.fspath(filename)
-    return path if "://" in os.fsdecode(path) else os.path.abspath(path)
+    if "://" in os.fsdecode(path):
+        return path
+    # Joined and no more: ".." behind a link to a folder is not what its letters say.
+    return os.path.join(os.getcwdb() if isinstance(path, bytes) else os.getcwd(), path)
 
 
 class safe_open:  # noqa: N801 - the name that programs know

@@ -10,7 +10,7 @@
 struct item_read {
     item_read *next;
     uint32_t item;
-    bool is_parked; ///< nobody waits for it now
+    uint32_t waiter_count; ///< 0: it is parked, and nobody waits for it now
     fsti_plan plan;
     load_ways ways;
     fsti_pipeline *pipeline; ///< NULL: it could not be opened
@@ -33,12 +33,14 @@ static void unlist(fst_loader *loader, const item_read *read) {
     if (*link != NULL) *link = read->next;
 }
 
-/// The read of an item that was parked, now the caller's; NULL: there is none.
-static item_read *resume_read(fst_loader *loader, uint32_t item) {
+/// The read of an item that was parked, or, where it is to be the only one, any; NULL: there is
+/// none.
+static item_read *join_read(fst_loader *loader, uint32_t item, bool is_only) {
     pthread_mutex_lock(&loader->lock);
     item_read *read = loader->reads;
-    while (read != NULL && (read->item != item || !read->is_parked)) read = read->next;
-    if (read != NULL) read->is_parked = false;
+    while (read != NULL && (read->item != item || (read->waiter_count > 0 && !is_only)))
+        read = read->next;
+    if (read != NULL) read->waiter_count++;
     pthread_mutex_unlock(&loader->lock);
     return read;
 }
@@ -48,6 +50,7 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, item_read **out,
     item_read *read = fsti_alloc_zeroed(1, sizeof *read);
     if (read == NULL) return fsti_error_memory(error, sizeof *read);
     read->item = item;
+    read->waiter_count = 1;
     fst_status status =
         fsti_loader_plan(loader, &loader->wants[item], 1, false, &read->plan, error);
     if (status == FST_OK)
@@ -71,24 +74,35 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, item_read **out,
     return FST_OK;
 }
 
-/// Leaves a read to itself, and ends the one that was left longest ago where there are too many.
-static void park_read(fst_loader *loader, item_read *read) {
+/// Puts a read that nobody waits for first on the list; the one that was left longest ago where
+/// there are too many, taken off it. The lock is held.
+static item_read *park_read(fst_loader *loader, item_read *read) {
     item_read *oldest = NULL;
     size_t count = 0;
-    pthread_mutex_lock(&loader->lock);
-    read->is_parked = true;
     unlist(loader, read);
     read->next = loader->reads;
     loader->reads = read;
     for (item_read *other = loader->reads; other != NULL; other = other->next) {
-        if (!other->is_parked) continue;
+        if (other->waiter_count > 0) continue;
         count++;
         oldest = other;
     }
-    if (count <= PARKED_COUNT_MAX) oldest = NULL;
-    if (oldest != NULL) unlist(loader, oldest);
+    if (count <= PARKED_COUNT_MAX) return NULL;
+    unlist(loader, oldest);
+    return oldest;
+}
+
+/// The caller waits no longer. What has come to an end goes with the last who waited.
+static void leave_read(fst_loader *loader, item_read *read, bool is_over) {
+    item_read *ended = NULL;
+    pthread_mutex_lock(&loader->lock);
+    if (--read->waiter_count == 0) {
+        ended = is_over ? read : park_read(loader, read);
+        if (is_over) unlist(loader, read);
+    }
+    if (ended != NULL) fsti_pipeline_add_counts(ended->pipeline, &loader->read_counts);
     pthread_mutex_unlock(&loader->lock);
-    if (oldest != NULL) end_read(oldest);
+    if (ended != NULL) end_read(ended);
 }
 
 /// The tensor of a read whose bytes are in place.
@@ -101,32 +115,60 @@ static fst_status hand_out(fst_loader *loader, item_read *read, fst_tensor **out
     return status;
 }
 
+/// FST_E_CANCELLED when the load was cancelled, by the program or by its callback of progress.
+static fst_status check_cancelled(fst_loader *loader, fst_error *error) {
+    pthread_mutex_lock(&loader->lock);
+    bool cancelled = loader->is_cancelled;
+    pthread_mutex_unlock(&loader->lock);
+    if (fsti_pipeline_cancelled(loader->pipeline, error)) return FST_E_CANCELLED;
+    if (!cancelled) return FST_OK;
+    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "the load was cancelled");
+}
+
+/// Memory of the caller's is written once: whoever else wants the item waits for that read. *out is
+/// NULL when it is there.
+static fst_status begin_only_read(fst_loader *loader, uint32_t item, item_read **out,
+                                  fst_error *error) {
+    fst_status status = FST_OK;
+    pthread_mutex_lock(&loader->place_lock);
+    bool is_filled = fsti_pipeline_place_step(loader->pipeline, item) == PLACE_FILLED;
+    *out = is_filled ? NULL : join_read(loader, item, true);
+    if (!is_filled && *out == NULL) status = begin_read(loader, item, out, error);
+    pthread_mutex_unlock(&loader->place_lock);
+    return status;
+}
+
+/// Waits for a read; the tensor, if it ends well.
+static fst_status wait_read(fst_loader *loader, item_read *read, int64_t timeout_ms,
+                            fst_tensor **out, fst_error *error) {
+    // Cancelling reaches what is on the list; what came there later looks here.
+    FST_TRY(check_cancelled(loader, error));
+    FST_TRY(
+        fsti_pipeline_wait(read->pipeline, 0, (uint32_t)read->plan.chunk_count, timeout_ms, error));
+    fsti_pipeline_fill(loader->pipeline, read->item);
+    return hand_out(loader, read, out, error);
+}
+
 fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t timeout_ms,
                                  fst_tensor **out, fst_error *error) {
-    if (fsti_pipeline_cancelled(loader->pipeline, error)) return FST_E_CANCELLED;
-    item_read *read = resume_read(loader, item);
-    if (read == NULL) FST_TRY(begin_read(loader, item, &read, error));
-    // Cancelling reaches what is on the list; what came there later looks here.
-    fst_status status = fsti_pipeline_cancelled(loader->pipeline, error) ? FST_E_CANCELLED : FST_OK;
-    if (status == FST_OK)
-        status = fsti_pipeline_wait(read->pipeline, 0, (uint32_t)read->plan.chunk_count, timeout_ms,
-                                    error);
-    if (status == FST_E_TIMEOUT) {
-        park_read(loader, read);
-        return status;
+    item_read *read = NULL;
+    FST_TRY(check_cancelled(loader, error));
+    if (loader->plan.items[item].destination != NULL) {
+        FST_TRY(begin_only_read(loader, item, &read, error));
+        tensor_source there = {.item = &loader->plan.items[item], .want = &loader->wants[item]};
+        if (read == NULL) return fsti_tensor_make(loader, &there, out, error);
+    } else {
+        read = join_read(loader, item, false);
+        if (read == NULL) FST_TRY(begin_read(loader, item, &read, error));
     }
-    if (status == FST_OK) status = hand_out(loader, read, out, error);
-    if (status == FST_OK) fsti_pipeline_fill(loader->pipeline, item);
-    pthread_mutex_lock(&loader->lock);
-    unlist(loader, read);
-    fsti_pipeline_add_counts(read->pipeline, &loader->read_counts);
-    pthread_mutex_unlock(&loader->lock);
-    end_read(read);
+    fst_status status = wait_read(loader, read, timeout_ms, out, error);
+    leave_read(loader, read, status != FST_E_TIMEOUT);
     return status;
 }
 
 void fsti_loader_cancel_reads(fst_loader *loader) {
     pthread_mutex_lock(&loader->lock);
+    loader->is_cancelled = true;
     for (item_read *read = loader->reads; read != NULL; read = read->next)
         fsti_pipeline_cancel(read->pipeline);
     pthread_mutex_unlock(&loader->lock);

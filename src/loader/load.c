@@ -84,6 +84,8 @@ static fst_status make_views(fst_loader *loader, fst_error *error) {
     if (loader->views == NULL || loader->mappings == NULL)
         return fsti_error_memory(error, count * sizeof *loader->views);
     bool writable = loader->options.map_read_only == 0;
+    // Reading views for the program is guarded as well (fst_tensor_read).
+    if (loader->options.no_sigbus_guard == 0) (void)fsti_io_guard_ready();
     for (size_t i = 0; i < loader->plan.extent_count; i++) {
         uint32_t file = loader->plan.extents[i].file;
         if (loader->views[file] != NULL) continue;
@@ -129,6 +131,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
     if (loader == NULL) return fsti_error_memory(error, sizeof *loader);
     pthread_mutex_init(&loader->lock, NULL);
     pthread_mutex_init(&loader->allocator_lock, NULL);
+    pthread_mutex_init(&loader->place_lock, NULL);
     loader->model = fsti_model_ref(model);
     loader->options = *options;
     loader->tuning = *options->tuning;
@@ -180,6 +183,7 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_model_unref(loader->model);
     pthread_mutex_destroy(&loader->lock);
     pthread_mutex_destroy(&loader->allocator_lock);
+    pthread_mutex_destroy(&loader->place_lock);
     fsti_free(loader);
 }
 
@@ -237,14 +241,19 @@ static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buff
     return fsti_tensor_make(loader, &source, out, error);
 }
 
+/// What is left of a time limit since `start_ns`.
+static int64_t time_left(int64_t timeout_ms, uint64_t start_ns) {
+    int64_t waited_ms = (int64_t)((fsti_now_ns() - start_ns) / 1000000);
+    if (timeout_ms <= 0) return timeout_ms;
+    return timeout_ms > waited_ms ? timeout_ms - waited_ms : 0;
+}
+
 /// What no view can serve is read to memory, once what is to come into the page cache is there.
 static fst_status copy_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
                             fst_tensor **out, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     FST_TRY(wait_item(loader, &loader->plan.items[item_index], timeout_ms, error));
-    int64_t waited_ms = (int64_t)((fsti_now_ns() - start_ns) / 1000000);
-    if (timeout_ms > 0) timeout_ms = timeout_ms > waited_ms ? timeout_ms - waited_ms : 0;
-    return fsti_loader_read_item(loader, item_index, timeout_ms, out, error);
+    return fsti_loader_read_item(loader, item_index, time_left(timeout_ms, start_ns), out, error);
 }
 
 /// The next item of the stream, as soon as it is there.
@@ -253,9 +262,11 @@ static fst_status stream_item(fst_loader *loader, uint32_t item_index, int64_t t
     const fsti_plan_item *item = &loader->plan.items[item_index];
     if (fsti_loader_is_apart(loader, item))
         return copy_item(loader, item_index, timeout_ms, out, error);
+    uint64_t start_ns = fsti_now_ns();
     FST_TRY(wait_item(loader, item, timeout_ms, error));
     if (fsti_pipeline_place_step(loader->pipeline, item_index) == PLACE_SETTLED)
-        return fsti_loader_read_item(loader, item_index, timeout_ms, out, error);
+        return fsti_loader_read_item(loader, item_index, time_left(timeout_ms, start_ns), out,
+                                     error);
     fsti_buffer *buffer;
     fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
     fst_status status = make_tensor(loader, item_index, buffer, out, error);

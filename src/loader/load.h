@@ -50,9 +50,11 @@ struct fst_loader {
     fsti_plan plan;
     fsti_pipeline *pipeline;
     pthread_mutex_t allocator_lock; ///< the caller's allocator is called by one thread at a time
+    pthread_mutex_t place_lock;     ///< a destination is read to once
     pthread_mutex_t lock;           ///< for what follows
-    item_read *reads;               ///< items that are read by themselves now
-    fst_load_stats read_counts;     ///< what those have cost that are over
+    bool is_cancelled;
+    item_read *reads;           ///< items that are read by themselves now
+    fst_load_stats read_counts; ///< what those have cost that are over
     size_t next_delivery;
     uint32_t next_batch;      ///< batches before it have been handed out
     uint32_t *item_of_tensor; ///< by tensor index, item + 1 or 0; made when a name is asked for

@@ -57,7 +57,8 @@ static uint64_t look_at_pages(fsti_file *file, const fsti_plan_chunk *range) {
 bool fsti_pipeline_note_kept(fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
-    if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return true; // nothing will be dropped
+    // Nothing will be dropped; and should direct reads fail later, nobody knows what was there.
+    if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return false;
     uint64_t count = (range->end - range->begin) / fsti_page_bytes() / WORD_PAGES + 2;
     uint64_t *words = fsti_alloc_zeroed((size_t)count, sizeof *words);
     if (words == NULL) return false;

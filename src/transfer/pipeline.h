@@ -155,7 +155,8 @@ void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 /// The page cache is to be left alone, and a chunk has to be read by way of it: drops it there,
 /// before it is read (part of it may be there) and when it has been.
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);
-/// Notes which pages of a chunk that is not all there the page cache has. False without memory.
+/// Notes which pages of a chunk that is not all there the page cache has. False where it is not
+/// noted: it is read past it, or there is no memory.
 bool fsti_pipeline_note_kept(fsti_pipeline *pipeline, uint32_t chunk);
 
 /// A worker's life. `index` below lane_count: a lane.

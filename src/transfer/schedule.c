@@ -435,7 +435,9 @@ void fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item) {
 }
 
 void fsti_pipeline_fill(fsti_pipeline *pipeline, uint32_t item) {
-    if (pipeline->places != NULL) atomic_store(&pipeline->places[item], PLACE_FILLED);
+    unsigned char settled = PLACE_SETTLED;
+    if (pipeline->places != NULL)
+        atomic_compare_exchange_strong(&pipeline->places[item], &settled, PLACE_FILLED);
 }
 
 void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch) {

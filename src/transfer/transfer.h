@@ -69,7 +69,7 @@ fsti_place_step fsti_pipeline_place_step(const fsti_pipeline *pipeline, uint32_t
 /// Settles an item whose batch waits: the stream writes nothing there any more. Of a batch that
 /// does not wait, and of an item that is settled, nothing changes.
 void fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item);
-/// The settled item is in its place.
+/// The item is in its place, if it is one that was settled.
 void fsti_pipeline_fill(fsti_pipeline *pipeline, uint32_t item);
 
 /// True when the work was cancelled; *error says so.

@@ -132,6 +132,87 @@ TEST(a_destination_that_was_not_waited_for_is_filled_all_the_same)
     fclose(slow.file);
 }
 
+/// Items that were asked for ahead come with the stream all the same, with all their bytes.
+TEST(what_was_read_ahead_comes_with_the_stream_too)
+{
+    for (int converts = 0; converts < 2; converts++) {
+        slow_file slow;
+        fst_model *model = open_slow(&slow);
+        fst_load_options options = options_of(FST_MODE_LOAD);
+        options.budget_bytes = (2 + 2 * (uint64_t)converts) * BYTES + (4 << 20);
+        options.convert = converts;
+        options.dtype = FST_DTYPE_I16; // of bytes: scattered, not linear
+        fst_loader *loader;
+        fst_tensor *tensor;
+        fst_tensor_view view;
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        for (size_t i = 0; i < COUNT; i++) {
+            for (size_t k = i; k < COUNT; k++) { // ahead, again and again, before it is there
+                CHECK_INT(fst_loader_item(loader, k, -1, &tensor, NULL), FST_OK);
+                fst_tensor_unref(tensor);
+            }
+            atomic_store(&slow.delay_us, 2000);
+            CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+            CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+            if (!converts) CHECK(is_tensor(tensor, i));
+            bool good = true;
+            for (uint64_t at = 0; converts && at < BYTES; at++)
+                good &= ((const int16_t *)view.data)[at] == fixture_byte(i * BYTES + at);
+            CHECK(good);
+            fst_tensor_unref(tensor);
+        }
+        fst_loader_close(loader);
+        fst_model_close(model);
+        fclose(slow.file);
+    }
+}
+
+static void *take_last(void *loader) {
+    fst_tensor *tensor;
+    if (fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL) != FST_OK) return loader;
+    fst_tensor_view view;
+    if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return loader;
+    ((char *)view.data)[7] = 99; // from now on it is the program's
+    fst_tensor_unref(tensor);
+    return NULL;
+}
+
+TEST(a_destination_is_written_once_whoever_waits_for_it)
+{
+    enum { WAITERS = 4 };
+    static char target[BYTES];
+    for (int turn = 0; turn < 5; turn++) {
+        slow_file slow;
+        fst_model *model = open_slow(&slow);
+        fst_request_item items[COUNT];
+        for (size_t i = 0; i < COUNT; i++) items[i] = (fst_request_item){.tensor_index = i};
+        items[COUNT - 1].destination = target;
+        items[COUNT - 1].destination_bytes = BYTES;
+        fst_load_options options = options_of(FST_MODE_LOAD);
+        options.items = items;
+        options.item_count = COUNT;
+        options.budget_bytes = 2 * BYTES + (4 << 20);
+        fst_loader *loader;
+        pthread_t threads[WAITERS];
+        void *failed;
+        fst_tensor *tensor;
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        atomic_store(&slow.delay_us, 5000);
+        for (size_t i = 0; i < WAITERS; i++) pthread_create(&threads[i], NULL, take_last, loader);
+        while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+        for (size_t i = 0; i < WAITERS; i++) {
+            pthread_join(threads[i], &failed);
+            CHECK(failed == NULL);
+        }
+        usleep(20000); // a second read would be under way
+        CHECK_INT(target[7], 99);
+        fst_loader_close(loader);
+        fst_model_close(model);
+        CHECK_INT(target[7], 99);
+        fclose(slow.file);
+    }
+}
+
 static atomic_int inside, most_inside, allocated;
 
 static void *allocate_slowly(void *context, size_t size, size_t alignment) {
