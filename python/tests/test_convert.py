@@ -170,7 +170,7 @@ def test_slices_and_sub_byte(tmp_path, torch):
     assert load_file(path, dtype=torch.float32)["f"].tolist() == expected
     write_raw(path, '{"f":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}',
               struct.pack("<3f", 1, 2, 3))
-    with pytest.raises(fastsafetensors_error(), match="pair up"):
+    with pytest.raises(ValueError, match="pair up"):
         load_file(path, dtype="F4")
     with pytest.raises(ValueError, match="unknown dtype"):
         load_file(path, dtype="F33")
@@ -178,12 +178,6 @@ def test_slices_and_sub_byte(tmp_path, torch):
         load_file(path, dtype="F16", mode="map")
     with pytest.raises(ValueError, match="unknown dtype torch.complex128"):
         load_file(path, dtype=torch.complex128)
-
-
-def fastsafetensors_error():
-    import fastsafetensors
-
-    return fastsafetensors.SafetensorError
 
 
 def test_the_rule_that_ranks_expect(tmp_path, torch):

@@ -159,7 +159,8 @@ fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t time
         if (read == NULL) return fsti_tensor_make(loader, &there, out, error);
     } else {
         read = join_read(loader, item, false);
-        if (read == NULL) FST_TRY(begin_read(loader, item, &read, error));
+        fst_status begun = read == NULL ? begin_read(loader, item, &read, error) : FST_OK;
+        if (begun != FST_OK || read == NULL) return begun;
     }
     fst_status status = wait_read(loader, read, timeout_ms, out, error);
     leave_read(loader, read, status != FST_E_TIMEOUT);

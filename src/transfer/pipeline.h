@@ -83,16 +83,16 @@ struct fsti_pipeline {
     /// Of a device, or NULL: memory of the caller's has come, and copies from now on wait for what
     /// its stream has queued by now.
     fst_status (*follow)(fsti_pipeline *pipeline, fst_error *error);
-    pid_t owner_pid;      ///< threads and locks are not there in a fork's child
     atomic_uchar *places; ///< by item: fsti_place_step. NULL: all are streamed
-    bool may_read_far;    ///< there is a library for reads straight to the device
-    char gds_reason[160]; ///< why files are read that way, or why not
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
     uint32_t thread_count, threads_started;
-    bool by_waiters;     ///< no thread could be started: who waits for chunks does the work
-    uint32_t lane_count; ///< workers that keep many reads in flight; the others copy
+    uint32_t lane_count;  ///< workers that keep many reads in flight; the others copy
+    pid_t owner_pid;      ///< threads and locks are not there in a fork's child
+    bool may_read_far;    ///< there is a library for reads straight to the device
+    bool by_waiters;      ///< no thread could be started: who waits for chunks does the work
+    char gds_reason[160]; ///< why files are read that way, or why not
 
     pthread_mutex_t lock; ///< for everything below, but for what is atomic
     pthread_cond_t work_changed, chunk_finished;
@@ -106,8 +106,8 @@ struct fsti_pipeline {
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue before it
     uint32_t populate_cursor;
     uint32_t chunks_done, chunks_taken, chunks_resident;
+    uint32_t item_chunk; ///< of the first item that is not done: its chunks before this one are
     size_t items_done;   ///< in the order of delivery
-    uint32_t item_chunk; ///< of the first that is not: its chunks before this one are
     uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
     uint64_t started_ns, first_ns, finished_ns;
     bool has_failed, is_placed; ///< failed; memory was given a NUMA policy
