@@ -78,10 +78,10 @@ def _absolute(filename: Any) -> Any:
     if isinstance(filename, (list, tuple)):
         return [_absolute(part) for part in filename]
     path = os.fspath(filename)
-    if "://" in os.fsdecode(path):
-        return path
     # Joined and no more: ".." behind a link to a folder is not what its letters say.
-    return os.path.join(os.getcwdb() if isinstance(path, bytes) else os.getcwd(), path)
+    if isinstance(path, bytes):
+        return path if b"://" in path else os.path.join(os.getcwdb(), path)
+    return path if "://" in path else os.path.join(os.getcwd(), path)
 
 
 class safe_open:  # noqa: N801 - the name that programs know
