@@ -46,6 +46,17 @@ def test_a_copy_opens_the_same_path_from_any_folder(tmp_path, monkeypatch):
         assert pickle.loads(pickle.dumps(part))[:].item() == 1.0
 
 
+def test_a_copy_goes_up_from_where_a_link_leads(tmp_path, monkeypatch):
+    """".." behind a link to a folder is the folder above that one."""
+    (tmp_path / "deep/er").mkdir(parents=True)
+    save_file({"w": torch.tensor([1.0])}, tmp_path / "deep/m.safetensors")
+    save_file({"w": torch.tensor([2.0])}, tmp_path / "m.safetensors")
+    (tmp_path / "link").symlink_to(tmp_path / "deep/er")
+    monkeypatch.chdir(tmp_path)
+    with safe_open("link/../m.safetensors", "pt") as file, copy.deepcopy(file) as same:
+        assert file.get_tensor("w").item() == same.get_tensor("w").item() == 1.0
+
+
 def count_open(folder):
     """Descriptors of files in a folder."""
     links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]

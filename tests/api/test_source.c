@@ -13,6 +13,11 @@
 #include "check.h"
 #include "fixture.h"
 
+#ifdef O_DIRECT
+#define DIRECT O_DIRECT
+#else
+#define DIRECT __O_DIRECT // without _GNU_SOURCE
+#endif
 #define COUNT 12u
 #define BYTES ((uint64_t)700001)
 
@@ -170,6 +175,19 @@ TEST(a_function_that_fails_is_an_error)
     fst_model *model;
     CHECK(fst_model_open_source(&source, NULL, &model, &error) != FST_OK);
     CHECK_INT(given->released, 1);
+}
+
+TEST(a_descriptor_past_the_page_cache_is_opened_anew)
+{
+    fst_source source = FST_STRUCT_INIT(fst_source);
+    source.descriptor =
+        open(fixture_tensors("around", COUNT, BYTES), O_RDONLY | O_CLOEXEC | DIRECT);
+    if (source.descriptor < 0) SKIP("this file system has no O_DIRECT");
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    CHECK_INT(fst_model_open_source(&source, NULL, &model, NULL), FST_OK);
+    close(source.descriptor);
+    CHECK_INT(load_right(model, &options, NULL), FST_OK);
 }
 
 TEST(a_descriptor_may_be_closed_after_opening)
