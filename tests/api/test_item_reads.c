@@ -172,7 +172,8 @@ static void *take_last(void *loader) {
     if (fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL) != FST_OK) return loader;
     fst_tensor_view view;
     if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return loader;
-    ((char *)view.data)[7] = 99; // from now on it is the program's
+    // From now on it is the program's; several of them may be here at once.
+    __atomic_store_n((char *)view.data + 7, 99, __ATOMIC_RELAXED);
     fst_tensor_unref(tensor);
     return NULL;
 }
