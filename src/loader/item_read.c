@@ -11,6 +11,7 @@ struct item_read {
     item_read *next;
     uint32_t item;
     uint32_t waiter_count; ///< 0: it is parked, and nobody waits for it now
+    uint64_t parked_ns;    ///< since when
     fsti_plan plan;
     load_ways ways;
     fsti_pipeline *pipeline; ///< NULL: it could not be opened
@@ -18,6 +19,8 @@ struct item_read {
 
 /// So many that nobody waits for may go on: they hold memory beside the load's.
 #define PARKED_COUNT_MAX 8u
+/// Who has not come back for so long has forgotten it.
+#define FORGOTTEN_NS ((uint64_t)10 * 1000000000)
 
 static void end_read(item_read *read) {
     fsti_pipeline_close(read->pipeline);
@@ -46,7 +49,8 @@ static item_read *join_read(fst_loader *loader, uint32_t item, bool is_only) {
 }
 
 /// Begins to read an item, as one of memory, whatever the load is.
-static fst_status begin_read(fst_loader *loader, uint32_t item, item_read **out, fst_error *error) {
+static fst_status begin_read(fst_loader *loader, uint32_t item, int64_t timeout_ms, item_read **out,
+                             fst_error *error) {
     item_read *read = fsti_alloc_zeroed(1, sizeof *read);
     if (read == NULL) return fsti_error_memory(error, sizeof *read);
     read->item = item;
@@ -60,6 +64,7 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, item_read **out,
         job.mappings = NULL;
         job.budget_bytes = 0;
         job.progress = NULL;
+        job.may_wait = timeout_ms < 0;
         status = fsti_pipeline_open(&job, &read->pipeline, error);
     }
     if (status != FST_OK) {
@@ -74,12 +79,14 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, item_read **out,
     return FST_OK;
 }
 
-/// Puts a read that nobody waits for first on the list; the one that was left longest ago where
-/// there are too many, taken off it. The lock is held.
+/// Puts a read that nobody waits for first on the list. Where there are too many, the one that was
+/// left longest ago goes, if it is forgotten; else this one: what all of them who come back by turns
+/// would end for each other, nobody would ever get. Returns what was taken off. The lock is held.
 static item_read *park_read(fst_loader *loader, item_read *read) {
     item_read *oldest = NULL;
     size_t count = 0;
     unlist(loader, read);
+    read->parked_ns = fsti_now_ns();
     read->next = loader->reads;
     loader->reads = read;
     for (item_read *other = loader->reads; other != NULL; other = other->next) {
@@ -88,6 +95,7 @@ static item_read *park_read(fst_loader *loader, item_read *read) {
         oldest = other;
     }
     if (count <= PARKED_COUNT_MAX) return NULL;
+    if (read->parked_ns - oldest->parked_ns < FORGOTTEN_NS) oldest = read;
     unlist(loader, oldest);
     return oldest;
 }
@@ -127,13 +135,13 @@ static fst_status check_cancelled(fst_loader *loader, fst_error *error) {
 
 /// Memory of the caller's is written once: whoever else wants the item waits for that read. *out is
 /// NULL when it is there.
-static fst_status begin_only_read(fst_loader *loader, uint32_t item, item_read **out,
-                                  fst_error *error) {
+static fst_status begin_only_read(fst_loader *loader, uint32_t item, int64_t timeout_ms,
+                                  item_read **out, fst_error *error) {
     fst_status status = FST_OK;
     pthread_mutex_lock(&loader->place_lock);
     bool is_filled = fsti_pipeline_place_step(loader->pipeline, item) == PLACE_FILLED;
     *out = is_filled ? NULL : join_read(loader, item, true);
-    if (!is_filled && *out == NULL) status = begin_read(loader, item, out, error);
+    if (!is_filled && *out == NULL) status = begin_read(loader, item, timeout_ms, out, error);
     pthread_mutex_unlock(&loader->place_lock);
     return status;
 }
@@ -154,13 +162,12 @@ fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t time
     item_read *read = NULL;
     FST_TRY(check_cancelled(loader, error));
     if (loader->plan.items[item].destination != NULL) {
-        FST_TRY(begin_only_read(loader, item, &read, error));
+        FST_TRY(begin_only_read(loader, item, timeout_ms, &read, error));
         tensor_source there = {.item = &loader->plan.items[item], .want = &loader->wants[item]};
         if (read == NULL) return fsti_tensor_make(loader, &there, out, error);
     } else {
         read = join_read(loader, item, false);
-        fst_status begun = read == NULL ? begin_read(loader, item, &read, error) : FST_OK;
-        if (begun != FST_OK || read == NULL) return begun;
+        if (read == NULL) FST_TRY(begin_read(loader, item, timeout_ms, &read, error));
     }
     fst_status status = wait_read(loader, read, timeout_ms, out, error);
     leave_read(loader, read, status != FST_E_TIMEOUT);

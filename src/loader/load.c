@@ -222,15 +222,25 @@ static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int6
     return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
 }
 
-/// Lets go of batches that have been handed out whole. The lock is held.
-static void release_delivered(fst_loader *loader) {
+/// The next batch that has been handed out whole and not let go of; false: there is none.
+static bool take_delivered(fst_loader *loader, uint32_t *out) {
     const fsti_plan *plan = &loader->plan;
+    pthread_mutex_lock(&loader->lock);
+    uint32_t next = loader->next_batch;
+    const fsti_plan_batch *batch = next < plan->batch_count ? &plan->batches[next] : NULL;
+    bool is_delivered = batch != NULL &&
+                        loader->next_delivery >= batch->delivery_first + batch->delivery_count;
+    if (is_delivered) *out = loader->next_batch++;
+    pthread_mutex_unlock(&loader->lock);
+    return is_delivered;
+}
+
+/// Lets go of batches that have been handed out whole, under no lock: memory of the caller's is
+/// given back by his function.
+static void release_delivered(fst_loader *loader) {
+    uint32_t batch;
     if (loader->options.budget_bytes == 0) return; // kept for access by name
-    while (loader->next_batch < plan->batch_count) {
-        const fsti_plan_batch *batch = &plan->batches[loader->next_batch];
-        if (loader->next_delivery < batch->delivery_first + batch->delivery_count) return;
-        fsti_pipeline_release(loader->pipeline, loader->next_batch++);
-    }
+    while (take_delivered(loader, &batch)) fsti_pipeline_release(loader->pipeline, batch);
 }
 
 static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
@@ -285,8 +295,8 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     FST_TRY(stream_item(loader, plan->delivery[position], timeout_ms, out, error));
     pthread_mutex_lock(&loader->lock);
     loader->next_delivery = position + 1;
-    release_delivered(loader);
     pthread_mutex_unlock(&loader->lock);
+    release_delivered(loader);
     return FST_OK;
 }
 

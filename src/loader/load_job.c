@@ -60,6 +60,7 @@ fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_w
                       .numa = loader->tuning.numa,
                       .budget_bytes = loader->facts.budget_bytes,
                       .room_bytes = loader->rooms.bytes,
+                      .may_wait = true,
                       .guard_allowed = options->no_sigbus_guard == 0,
                       .progress = options->progress,
                       .progress_context = options->progress_context};

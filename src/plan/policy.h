@@ -80,6 +80,7 @@ typedef enum fsti_who {
 typedef struct fsti_who_facts {
     uint64_t bytes; ///< that are planned to be read
     bool has_budget;
+    bool may_wait;     ///< the thread that asks may wait for storage
     bool is_mere_view; ///< of what is cached only pages are made
 } fsti_who_facts;
 fsti_who fsti_policy_who(const fsti_who_facts *facts);

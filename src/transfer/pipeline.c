@@ -19,6 +19,7 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
     bool is_mere_view = pipeline->sink->is_view && job->digests == NULL;
     fsti_who_facts facts = {.bytes = job->plan->bytes_planned,
                             .has_budget = job->budget_bytes != 0,
+                            .may_wait = job->may_wait,
                             .is_mere_view = is_mere_view};
     fsti_who who = fsti_policy_who(&facts);
     if (who != FSTI_WHO_CALLER_IF_CACHED) return who == FSTI_WHO_CALLER;

@@ -42,12 +42,13 @@ typedef struct fsti_job {
     fst_numa numa;
     uint64_t budget_bytes; ///< of buffers admitted and not released; 0: none
     uint64_t room_bytes;   ///< memory beside buffers that each thread takes, for statistics
+    bool may_wait;         ///< who opens the pipeline, for a small job's bytes
     bool guard_allowed;
     fst_progress_callback progress;
     void *progress_context;
 } fsti_job;
 
-/// Starts the work in threads of its own; a small job is done before it returns.
+/// Starts the work in threads of its own; a small job is done before it returns, if it may wait.
 fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_error *error);
 
 /// Waits until chunks [first, end) are in place; `timeout_ms` < 0: no limit.

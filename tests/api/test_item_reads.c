@@ -50,8 +50,8 @@ static int64_t read_slowly(void *context, void *target, size_t size, uint64_t of
     return good ? (int64_t)size : -EIO;
 }
 
-static fst_model *open_slow(slow_file *slow) {
-    *slow = (slow_file){.file = fopen(fixture_tensors("slow", COUNT, BYTES), "rb")};
+static fst_model *open_slow_file(slow_file *slow, const char *path) {
+    *slow = (slow_file){.file = fopen(path, "rb")};
     pthread_mutex_init(&slow->lock, NULL);
     fst_source source = {.struct_size = sizeof source, .read = read_slowly, .context = slow};
     fst_model *model = NULL;
@@ -59,6 +59,10 @@ static fst_model *open_slow(slow_file *slow) {
     source.size_bytes = (uint64_t)ftell(slow->file);
     if (fst_model_open_source(&source, NULL, &model, NULL) != FST_OK) abort();
     return model;
+}
+
+static fst_model *open_slow(slow_file *slow) {
+    return open_slow_file(slow, fixture_tensors("slow", COUNT, BYTES));
 }
 
 /// Takes an item by calls that wait 5 ms; how many, or 0 for a failure.
@@ -93,6 +97,51 @@ TEST(what_is_read_again_goes_on_while_nobody_waits)
     CHECK_INT(stats_of(loader).bytes_read - counted, BYTES);
     // What nobody comes back for ends with the load.
     CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    fclose(slow.file);
+}
+
+/// Of more items than may go on at a time, asked for by turns, each arrives.
+TEST(many_items_that_are_polled_all_arrive)
+{
+    enum { MANY = 14, TURNS_MAX = 1000 };
+    const uint64_t size = 100000;
+    slow_file slow;
+    fst_model *model = open_slow_file(&slow, fixture_tensors("many", MANY, size));
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 4 << 20;
+    fst_loader *loader;
+    fst_tensor *tensor, *taken[MANY] = {NULL};
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+    atomic_store(&slow.delay_us, 30000);
+    size_t count = 0;
+    for (int turn = 0; turn < TURNS_MAX && count < MANY; turn++)
+        for (size_t i = 0; i < MANY; i++)
+            if (taken[i] == NULL && fst_loader_item(loader, i, 1, &taken[i], NULL) == FST_OK)
+                count++;
+    CHECK_INT(count, MANY);
+    for (size_t i = 0; i < MANY; i++) fst_tensor_unref(taken[i]);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    fclose(slow.file);
+}
+
+TEST(a_small_item_is_not_waited_for_beyond_the_limit)
+{
+    slow_file slow;
+    fst_model *model = open_slow_file(&slow, fixture_tensors("small", 2, 1000));
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 4 << 20;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+    atomic_store(&slow.delay_us, 200000);
+    CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
+    CHECK_INT(fst_loader_item(loader, 1, -1, &tensor, NULL), FST_OK);
+    fst_tensor_unref(tensor);
     fst_loader_close(loader);
     fst_model_close(model);
     fclose(slow.file);
@@ -244,6 +293,37 @@ static void *take_items(void *loader) {
         fst_tensor_unref(tensor);
     }
     return NULL;
+}
+
+static fst_loader *asked_loader;
+static int answers;
+
+static void ask_and_release(void *context, void *pointer, size_t size) {
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    if (fst_loader_stats_get(asked_loader, &stats, NULL) == FST_OK) answers++;
+    release_plainly(context, pointer, size);
+}
+
+/// Memory that only the stream holds is given back by it, as the last tensor in it has no bytes.
+TEST(memory_is_given_back_under_no_lock)
+{
+    static const char json[] =
+        "{\"a\":{\"dtype\":\"U8\",\"shape\":[1000],\"data_offsets\":[0,1000]},"
+        "\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1000,1000]}}";
+    const fst_allocator allocator = {.allocate = allocate_slowly, .release = ask_and_release};
+    fst_model *model;
+    CHECK_INT(fst_model_open(fixture_model("empty", json, 1000), NULL, &model, NULL), FST_OK);
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 2 * BYTES;
+    options.allocator = &allocator;
+    fst_tensor *tensor;
+    CHECK_INT(fst_loader_open(model, &options, &asked_loader, NULL), FST_OK);
+    alarm(100); // what asks would wait for itself
+    while (fst_loader_next(asked_loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+    alarm(0);
+    CHECK_INT(answers, 1);
+    fst_loader_close(asked_loader);
+    fst_model_close(model);
 }
 
 TEST(an_allocator_is_called_by_one_thread_at_a_time)

@@ -446,12 +446,13 @@ TEST(who_does_the_work)
         fsti_who_facts facts;
         fsti_who who;
     } cases[] = {
-        {{.bytes = 0}, FSTI_WHO_CALLER},
-        {{.bytes = 64 * KIB}, FSTI_WHO_CALLER},
-        {{.bytes = 64 * KIB + 1}, FSTI_WHO_CALLER_IF_CACHED},
+        {{.bytes = 0, .may_wait = true}, FSTI_WHO_CALLER},
+        {{.bytes = 64 * KIB, .may_wait = true}, FSTI_WHO_CALLER},
+        {{.bytes = 64 * KIB}, FSTI_WHO_CALLER_IF_CACHED},
+        {{.bytes = 64 * KIB + 1, .may_wait = true}, FSTI_WHO_CALLER_IF_CACHED},
         {{.bytes = MIB}, FSTI_WHO_CALLER_IF_CACHED},
         {{.bytes = MIB + 1}, FSTI_WHO_THREADS},
-        {{.bytes = 1, .has_budget = true}, FSTI_WHO_THREADS},
+        {{.bytes = 1, .has_budget = true, .may_wait = true}, FSTI_WHO_THREADS},
         {{.bytes = 16 * MIB, .is_mere_view = true}, FSTI_WHO_CALLER_IF_CACHED},
         {{.bytes = 16 * MIB + 1, .is_mere_view = true}, FSTI_WHO_THREADS},
     };
