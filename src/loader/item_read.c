@@ -80,8 +80,9 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, int64_t timeout_
 }
 
 /// Puts a read that nobody waits for first on the list. Where there are too many, the one that was
-/// left longest ago goes, if it is forgotten; else this one: what all of them who come back by turns
-/// would end for each other, nobody would ever get. Returns what was taken off. The lock is held.
+/// left longest ago goes, if it is forgotten; else this one: items that are asked for by turns
+/// would end each other's, and none would ever arrive. Returns what was taken off. The lock is
+/// held.
 static item_read *park_read(fst_loader *loader, item_read *read) {
     item_read *oldest = NULL;
     size_t count = 0;

@@ -228,8 +228,8 @@ static bool take_delivered(fst_loader *loader, uint32_t *out) {
     pthread_mutex_lock(&loader->lock);
     uint32_t next = loader->next_batch;
     const fsti_plan_batch *batch = next < plan->batch_count ? &plan->batches[next] : NULL;
-    bool is_delivered = batch != NULL &&
-                        loader->next_delivery >= batch->delivery_first + batch->delivery_count;
+    bool is_delivered =
+        batch != NULL && loader->next_delivery >= batch->delivery_first + batch->delivery_count;
     if (is_delivered) *out = loader->next_batch++;
     pthread_mutex_unlock(&loader->lock);
     return is_delivered;

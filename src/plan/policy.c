@@ -161,7 +161,8 @@ bool fsti_policy_is_small(uint64_t bytes, bool has_budget) {
 
 fsti_who fsti_policy_who(const fsti_who_facts *facts) {
     bool is_small = fsti_policy_is_small(facts->bytes, facts->has_budget);
-    if (is_small && facts->may_wait && facts->bytes <= CALLER_ABSENT_BYTES_MAX) return FSTI_WHO_CALLER;
+    if (is_small && facts->may_wait && facts->bytes <= CALLER_ABSENT_BYTES_MAX)
+        return FSTI_WHO_CALLER;
     bool is_view = facts->is_mere_view && facts->bytes <= CALLER_VIEW_BYTES_MAX;
     return is_small || is_view ? FSTI_WHO_CALLER_IF_CACHED : FSTI_WHO_THREADS;
 }
