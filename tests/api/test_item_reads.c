@@ -36,6 +36,7 @@ typedef struct slow_file {
     FILE *file;
     pthread_mutex_t lock;
     atomic_int delay_us;
+    atomic_bool fails;
     atomic_uint_fast64_t bytes;
 } slow_file;
 
@@ -43,7 +44,7 @@ static int64_t read_slowly(void *context, void *target, size_t size, uint64_t of
     slow_file *slow = context;
     usleep((useconds_t)atomic_load(&slow->delay_us));
     pthread_mutex_lock(&slow->lock);
-    bool good = fseek(slow->file, (long)offset, SEEK_SET) == 0 &&
+    bool good = !atomic_load(&slow->fails) && fseek(slow->file, (long)offset, SEEK_SET) == 0 &&
                 fread(target, 1, size, slow->file) == size;
     pthread_mutex_unlock(&slow->lock);
     atomic_fetch_add(&slow->bytes, size);
@@ -142,6 +143,29 @@ TEST(a_small_item_is_not_waited_for_beyond_the_limit)
     CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
     CHECK_INT(fst_loader_item(loader, 1, -1, &tensor, NULL), FST_OK);
     fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    fclose(slow.file);
+}
+
+/// What was cancelled stays so, whatever had failed before.
+TEST(cancelling_reaches_a_load_that_has_failed)
+{
+    slow_file slow;
+    fst_model *model = open_slow(&slow);
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 2 * BYTES + (4 << 20);
+    fst_loader *loader;
+    fst_tensor *tensor;
+    atomic_store(&slow.fails, true);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_E_IO);
+    atomic_store(&slow.fails, false);
+    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
+    CHECK(is_tensor(tensor, COUNT - 1));
+    fst_tensor_unref(tensor);
+    fst_loader_cancel(loader);
+    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_E_CANCELLED);
     fst_loader_close(loader);
     fst_model_close(model);
     fclose(slow.file);

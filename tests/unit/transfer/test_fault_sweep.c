@@ -383,6 +383,23 @@ static bool is_polled_to_its_end(fst_loader *loader) {
     return status == FST_OK;
 }
 
+/// A limit whose nanoseconds fit no number is none, not what is left of them.
+TEST(limits_beyond_all_clocks)
+{
+    const int64_t beyond_ms = INT64_C(18446744073710); // 2^64 ns and 0.4 ms
+    fst_model *model;
+    fst_loader *loader = NULL;
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
+    CHECK_INT(fst_model_open(fixture_tensors("sweep", COUNT, BYTES), NULL, &model, NULL), FST_OK);
+    atomic_store(&threads_left, 0); // whoever waits keeps the time himself
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_status status = fst_loader_wait(loader, beyond_ms, NULL);
+    atomic_store(&threads_left, -1);
+    CHECK_INT(status, FST_OK);
+    fst_loader_close(loader);
+    fst_model_close(model);
+}
+
 TEST(no_thread_at_all)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
