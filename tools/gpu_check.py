@@ -509,7 +509,7 @@ class Check:
             with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
                 self.measure(pathlib.Path(folder))
         for name, fakes in SUITE:
-            if has_gpu or fakes:
+            if (has_gpu or fakes) and name in self.arguments.suite.split(","):
                 self.report.step(f"suite: {name}", lambda name=name, fakes=fakes: run_suite(
                     suite, self.folder, name, fakes, self.clock))
         return self.tell(has_gpu)
@@ -541,8 +541,13 @@ def main() -> int:
     parser.add_argument("--build", default=ROOT / "build/release", type=pathlib.Path)
     parser.add_argument("--no-build", action="store_true", help="take what is built")
     parser.add_argument("--small", action="store_true", help="a rehearsal: tiny files")
+    parser.add_argument("--suite", default=",".join(name for name, _ in SUITE),
+                        help="programs of the suite, by comma (all)")
     parser.add_argument("--minutes", default=7.5, type=float)
-    return Check(parser.parse_args()).run()
+    arguments = parser.parse_args()
+    if set(arguments.suite.split(",")) - {name for name, _ in SUITE}:
+        parser.error(f"--suite takes of {', '.join(name for name, _ in SUITE)}")
+    return Check(arguments).run()
 
 
 if __name__ == "__main__":

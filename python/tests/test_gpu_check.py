@@ -29,12 +29,17 @@ def bare_machine(tmp_path, *tools):
             "PIP_INDEX_URL": "http://127.0.0.1:9/", "GPU_CHECK_PYTHON": "/nonexistent"}
 
 
-def check(out, environment, *arguments):
-    """Run the check on what is built; its process and report."""
+def check(out, environment, *suite):
+    """Run the check on what is built; its process and report.
+
+    Of the suite with stand-ins one program: each is among the C tests as well.
+    """
+    suite = ",".join(["device_test_gpu_rules", *suite])
     done = subprocess.run(
         [sys.executable, ROOT / "tools/gpu_check.py", "--small", "--no-build", "--out", out,
-         "--build", os.path.dirname(os.path.dirname(fakes_folder())), *arguments],
-        env=environment, capture_output=True, text=True, timeout=600, check=False)
+         "--build", os.path.dirname(os.path.dirname(fakes_folder())),
+         "--suite", suite], env=environment, capture_output=True, text=True,
+        timeout=600, check=False)
     return done, json.loads((out / "report.json").read_text())
 
 
@@ -42,7 +47,7 @@ def test_it_ends_with_a_report_on_a_bare_machine(tmp_path):
     """Neither pip nor network nor a virtual environment: suite, limits, ours, set-up, verdicts."""
     environment = {**bare_machine(tmp_path, "meson", "ninja"), "LD_LIBRARY_PATH": fakes_folder()}
     out = tmp_path / "out"
-    done, report = check(out, environment)
+    done, report = check(out, environment, "device_test_real_gpu")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "verdict: suite 0 failed" in done.stdout
     assert [row for row in report["steps"] if row["failed"]] == []

@@ -241,6 +241,9 @@ void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end);
 void fsti_file_let_go(const fsti_file *file, uint64_t begin, uint64_t end);
 /// Asks the kernel to read nothing but what is asked for.
 void fsti_file_expect_jumps(const fsti_file *file);
+/// Tells the kernel that the file will be read from front to back, by its mapping as well: its
+/// window is twice as large then, the pages in it as well.
+void fsti_file_expect_stream(const fsti_file *file);
 
 /// Installs the SIGBUS guard once a process; false when that failed or somebody replaced it.
 bool fsti_io_guard_ready(void);

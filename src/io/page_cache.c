@@ -40,8 +40,12 @@ uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end) 
 /// A block stays in the processor's cache.
 #define BLOCK_BYTES ((uint64_t)256 << 10)
 
-/// From the second or third block on the kernel takes reads for a stream.
+/// From the second or third block on the kernel takes reads for a stream, and reads ahead of it:
+/// that is looked at, and once more when a small window was doubled.
 #define LOOK_BLOCK_COUNT 4u
+#define LAST_LOOK_BLOCK_COUNT 8u
+/// A window in which less than this lies ahead of a stream is small.
+#define AHEAD_BYTES ((uint64_t)512 << 10)
 
 /// So much before its end a stream is no longer read ahead of: a window of 8 MiB, and the next one
 /// on its way.
@@ -54,7 +58,7 @@ struct fsti_file_stream {
     int fd;
     int null_fd; ///< bytes can be sent nowhere by way of this; -1: they are copied to `block`
     bool is_own; ///< the descriptor is an opening of the stream's own
-    uint32_t block_count; ///< read so far
+    uint32_t block_count; ///< read, and looked ahead of
     bool is_told;         ///< the kernel does not read ahead by itself: it was told up to `told`
     uint64_t told, end;   ///< nothing at `end` and behind it is wanted
     char block[BLOCK_BYTES];
@@ -113,12 +117,30 @@ static void tell(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
     stream->told = until;
 }
 
-/// Where a stream is under way and nothing in front of it is there or on its way, the device's
-/// readahead is switched off: pages would come one by one.
-static bool is_alone(fsti_file_stream *stream, uint64_t at, uint64_t end) {
-    uint64_t resident, limit = fsti_min(at + BLOCK_BYTES / 4, end);
-    if (at >= limit || ++stream->block_count != LOOK_BLOCK_COUNT) return false;
-    return fsti_file_resident(stream->file, at, limit, &resident) && resident == 0;
+/// Whether all of the next bytes of a stream are there or on their way, or else, none of them; both
+/// where nobody tells.
+static bool is_ahead(fsti_file_stream *stream, uint64_t at, uint64_t bytes, bool *is_none) {
+    uint64_t resident, limit = fsti_min(at + bytes, stream->end);
+    bool is_known = at < limit && fsti_file_resident(stream->file, at, limit, &resident);
+    *is_none = is_known && resident == 0;
+    return !is_known || resident == limit - at;
+}
+
+/// Looks at what the kernel does for a stream that is under way. A small window is doubled, as for
+/// whoever says that he reads from front to back: what lies in it is in pages of its size at most,
+/// and those are slow to map. Where there is none, the device's readahead is switched off, and
+/// pages would come one by one: from here on the kernel is told. True: it was not told before.
+static bool look_ahead(fsti_file_stream *stream, uint64_t at) {
+    bool is_none, is_last = ++stream->block_count == LAST_LOOK_BLOCK_COUNT;
+    if (stream->is_told || (stream->block_count != LOOK_BLOCK_COUNT && !is_last)) return false;
+    if (is_last) {
+        (void)is_ahead(stream, at, BLOCK_BYTES / 4, &is_none);
+        stream->is_told = is_none;
+    } else if (!is_ahead(stream, at, AHEAD_BYTES, &is_none) && stream->is_own &&
+               !fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) {
+        posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    }
+    return stream->is_told;
 }
 
 /// What the kernel reads ahead of a stream, up to the device's window, is brought for nothing where
@@ -161,10 +183,7 @@ fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t e
             return fsti_error_errno(error, (int)-read.result, stream->file->path, "read");
         if (read.result == 0) break; // whoever looks at the file's size finds that it has shrunk
         at += (uint64_t)read.result;
-        if (is_alone(stream, at, end)) {
-            stream->is_told = true;
-            tell(stream, at, end);
-        }
+        if (look_ahead(stream, at)) tell(stream, at, end);
     }
     return FST_OK;
 }
@@ -217,4 +236,9 @@ void fsti_file_expect_jumps(const fsti_file *file) {
     if (file->maker.origin != NULL) file = file->maker.origin;
     if (fsti_io_file_is_plain(file) && !file->is_shared)
         posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
+}
+
+void fsti_file_expect_stream(const fsti_file *file) {
+    if (fsti_io_file_is_plain(file) && !file->is_shared)
+        posix_fadvise(file->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
 }

@@ -212,6 +212,19 @@ static load_route_wish wish_of(const fst_loader *loader, const fsti_plan *plan) 
         .buffer_bytes = find_buffer_bytes(loader, plan, false)};
 }
 
+/// Of file systems that always answer by way of their cache views come through the kernel's window;
+/// what is small is not worth more of it.
+#define STREAM_BYTES_MIN ((uint64_t)16 << 20)
+
+static void look_at_view(const fst_loader *loader, const fsti_plan_extent *extent,
+                         fsti_file_route *route) {
+    fsti_file *file = loader->files[extent->file];
+    route->is_cached = fsti_file_is_cached(file);
+    if (route->is_cached && loader->policy.keeps_cache &&
+        extent->end - extent->begin >= STREAM_BYTES_MIN)
+        fsti_file_expect_stream(file);
+}
+
 /// Facts for the number of threads; where the address space is limited, buffers will take theirs.
 static void look_for_threads(fst_loader *loader, const fsti_plan *plan, bool is_view,
                              load_ways *out) {
@@ -243,7 +256,7 @@ fst_status fsti_loader_find_ways(fst_loader *loader, const fsti_plan *plan, bool
         uint32_t file = plan->extents[i].file;
         fsti_file_route *route = &out->routes[file];
         if (is_view)
-            route->is_cached = fsti_file_is_cached(loader->files[file]);
+            look_at_view(loader, &plan->extents[i], route);
         else if (route->resident == NULL)
             FST_TRY(fsti_loader_find_route(loader->files[file], &wish, route, error));
     }

@@ -304,8 +304,8 @@ uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t end = chunk + 1;
     pthread_mutex_lock(&pipeline->lock);
-    // Half of what is each thread's, so that they end together.
-    uint64_t share = (plan->chunk_count - pipeline->chunks_taken) / (2 * pipeline->thread_count);
+    // What is each thread's of what is left: what goes on longest is shared again at the end.
+    uint64_t share = (plan->chunk_count - pipeline->chunks_taken) / pipeline->thread_count;
     uint64_t limit = chunk + fsti_max(fsti_min(share + 1, bytes_max / plan->chunk_bytes), 1);
     for (; end < fsti_min(limit, pipeline->chunks_known); end++) {
         chunk_state *state = &pipeline->chunks[end];
