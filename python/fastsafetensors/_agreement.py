@@ -102,8 +102,8 @@ class Agreement:
         if status == _LEFT or (may_leave and left and statuses <= {_GOOD, _LEFT}):
             self._tell(what, lines, error)
             return
-        texts = self._tell(what, lines, error)
         try:
+            texts = self._tell(what, lines, error)
             raise self._explain(what, came, texts) if error is None else error
         finally:
             del error

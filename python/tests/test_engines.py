@@ -108,7 +108,7 @@ def run_ranks(engine, scenarios, around, folder):
         **os.environ, "PYTHONPATH": f"{code}:{around}", "STAND_IN": STAND_INS[engine],
         "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "SGLANG_USE_CPU_ENGINE": "1",
         "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(BUILD / "cache"),
     }
     ranks = [subprocess.Popen(
         [sys.executable, ENGINES / f"{engine}_rank.py", str(rank), "2", f"tcp://127.0.0.1:{port}",
