@@ -203,9 +203,9 @@ FST_API FST_NODISCARD fst_status fst_loader_next(fst_loader *loader, int64_t tim
 /// Item `item_index` of the request (for a request without items: of the tensors chosen, in file
 /// order), at any time and any number of times, whatever the stream has handed out. Waits for its
 /// bytes, `timeout_ms` as in fst_loader_wait(); if the stream has let go of them, or has not come
-/// to them, they are read beside it. That goes on after FST_E_TIMEOUT, for up to 8 items at a time
-/// (of those, one that nobody asks for again in 10 s makes room): who asks again finds it further
-/// on. *out is the caller's reference.
+/// to them, they are read beside it. That goes on after FST_E_TIMEOUT, for 8 items at a time (a
+/// ninth is begun when one of those was taken, or not asked for in 10 s): who asks again finds it
+/// further on. *out is the caller's reference.
 FST_API FST_NODISCARD fst_status fst_loader_item(fst_loader *loader, size_t item_index,
                                                  int64_t timeout_ms, fst_tensor **out,
                                                  fst_error *error);
@@ -256,7 +256,7 @@ typedef struct fst_load_stats {
     uint64_t total_ns;            ///< from the start until the last byte was in place
     uint64_t read_ns;             ///< summed over threads: in read calls and waiting for them
     uint64_t copy_ns;             ///< summed over threads: copying
-    uint64_t wait_ns;             ///< the caller's time in waiting calls
+    uint64_t wait_ns;             ///< the caller's time in calls that wait
     uint64_t populate_ns;         ///< summed over threads: making destination pages
     uint64_t device_bytes;        ///< sent to the device from the processors' memory
     uint64_t device_copies;       ///< copies that the bus made for that, but for those to a kernel

@@ -195,15 +195,19 @@ void fsti_loader_cancel(fst_loader *loader) {
     fsti_loader_cancel_reads(loader);
 }
 
+void fsti_loader_add_wait(fst_loader *loader, uint64_t start_ns) {
+    uint64_t waited_ns = fsti_now_ns() - start_ns;
+    pthread_mutex_lock(&loader->lock);
+    loader->wait_ns += waited_ns;
+    pthread_mutex_unlock(&loader->lock);
+}
+
 /// Waits for chunks and keeps the time of it.
 static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, int64_t timeout_ms,
                               fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     fst_status status = fsti_pipeline_wait(loader->pipeline, first, end, timeout_ms, error);
-    uint64_t waited_ns = fsti_now_ns() - start_ns;
-    pthread_mutex_lock(&loader->lock);
-    loader->wait_ns += waited_ns;
-    pthread_mutex_unlock(&loader->lock);
+    fsti_loader_add_wait(loader, start_ns);
     return status;
 }
 
@@ -251,8 +255,7 @@ static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buff
     return fsti_tensor_make(loader, &source, out, error);
 }
 
-/// What is left of a time limit since `start_ns`.
-static int64_t time_left(int64_t timeout_ms, uint64_t start_ns) {
+int64_t fsti_loader_time_left(int64_t timeout_ms, uint64_t start_ns) {
     int64_t waited_ms = (int64_t)((fsti_now_ns() - start_ns) / 1000000);
     if (timeout_ms <= 0) return timeout_ms;
     return timeout_ms > waited_ms ? timeout_ms - waited_ms : 0;
@@ -263,7 +266,8 @@ static fst_status copy_item(fst_loader *loader, uint32_t item_index, int64_t tim
                             fst_tensor **out, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     FST_TRY(wait_item(loader, &loader->plan.items[item_index], timeout_ms, error));
-    return fsti_loader_read_item(loader, item_index, time_left(timeout_ms, start_ns), out, error);
+    return fsti_loader_read_item(loader, item_index, fsti_loader_time_left(timeout_ms, start_ns),
+                                 out, error);
 }
 
 /// The next item of the stream, as soon as it is there.
@@ -275,8 +279,8 @@ static fst_status stream_item(fst_loader *loader, uint32_t item_index, int64_t t
     uint64_t start_ns = fsti_now_ns();
     FST_TRY(wait_item(loader, item, timeout_ms, error));
     if (fsti_pipeline_place_step(loader->pipeline, item_index) == PLACE_SETTLED)
-        return fsti_loader_read_item(loader, item_index, time_left(timeout_ms, start_ns), out,
-                                     error);
+        return fsti_loader_read_item(loader, item_index,
+                                     fsti_loader_time_left(timeout_ms, start_ns), out, error);
     fsti_buffer *buffer;
     fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
     fst_status status = make_tensor(loader, item_index, buffer, out, error);
@@ -424,9 +428,7 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     add_cache_words(loader, stats->reason, sizeof stats->reason);
     pthread_mutex_lock(&loader->lock);
     stats->wait_ns = loader->wait_ns;
-#define ADD_READS(name) stats->name += loader->read_counts.name;
-    FST_LOAD_COUNTERS(ADD_READS)
-#undef ADD_READS
+    fsti_loader_add_read_counts(loader, stats);
     pthread_mutex_unlock(&loader->lock);
     return FST_OK;
 }

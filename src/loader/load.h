@@ -94,6 +94,11 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
 /// What the pipeline of a plan is told; it points to all three.
 fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_ways *ways);
 
+/// What is left of a time limit since `start_ns`.
+int64_t fsti_loader_time_left(int64_t timeout_ms, uint64_t start_ns);
+/// Counts the caller's time since `start_ns` as waited.
+void fsti_loader_add_wait(fst_loader *loader, uint64_t start_ns);
+
 /// Whether an item of a map can't be a view: it is not one piece of its file, or its dtype allows
 /// no such address.
 bool fsti_loader_is_apart(const fst_loader *loader, const fsti_plan_item *item);
@@ -101,6 +106,8 @@ bool fsti_loader_is_apart(const fst_loader *loader, const fsti_plan_item *item);
 fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t timeout_ms,
                                  fst_tensor **out, fst_error *error);
 void fsti_loader_cancel_reads(fst_loader *loader);
+/// Adds what reads beside the load have cost so far. The lock is held.
+void fsti_loader_add_read_counts(fst_loader *loader, fst_load_stats *stats);
 /// Nobody waits for any of them.
 void fsti_loader_end_reads(fst_loader *loader);
 

@@ -266,6 +266,15 @@ static fst_status work_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end
     return status == FST_E_TIMEOUT ? timed_out(timeout_ms, error) : status;
 }
 
+bool fsti_pipeline_is_done(const fsti_pipeline *pipeline) {
+    uint32_t first = 0;
+    return fsti_pipeline_chunks_done(pipeline, &first, (uint32_t)pipeline->job.plan->chunk_count);
+}
+
+bool fsti_pipeline_is_over(const fsti_pipeline *pipeline) {
+    return atomic_load(&pipeline->stop) || fsti_pipeline_is_done(pipeline);
+}
+
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error) {
     // The common case in a stream: the bytes are there, and no lock is taken.

@@ -55,6 +55,11 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error);
 
+/// Whether every chunk is in place; whether nothing more is read, for that or another reason. From
+/// any thread, without waiting.
+bool fsti_pipeline_is_done(const fsti_pipeline *pipeline);
+bool fsti_pipeline_is_over(const fsti_pipeline *pipeline);
+
 /// FST_E_UNSUPPORTED in the child of a fork: there are no threads, and locks may be held by them.
 fst_status fsti_pipeline_check_owner(const fsti_pipeline *pipeline, fst_error *error);
 

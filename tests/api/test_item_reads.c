@@ -36,13 +36,19 @@ typedef struct slow_file {
     FILE *file;
     pthread_mutex_t lock;
     atomic_int delay_us;
-    atomic_bool fails;
+    atomic_bool fails, waits;
+    atomic_size_t most; ///< that a call gives; 0: all
+    atomic_size_t calls;
     atomic_uint_fast64_t bytes;
 } slow_file;
 
 static int64_t read_slowly(void *context, void *target, size_t size, uint64_t offset) {
     slow_file *slow = context;
+    size_t most = atomic_load(&slow->most);
+    if (most > 0 && size > most) size = most;
+    atomic_fetch_add(&slow->calls, 1);
     usleep((useconds_t)atomic_load(&slow->delay_us));
+    while (atomic_load(&slow->waits)) usleep(1000);
     pthread_mutex_lock(&slow->lock);
     bool good = !atomic_load(&slow->fails) && fseek(slow->file, (long)offset, SEEK_SET) == 0 &&
                 fread(target, 1, size, slow->file) == size;
@@ -126,6 +132,90 @@ TEST(many_items_that_are_polled_all_arrive)
     for (size_t i = 0; i < MANY; i++) fst_tensor_unref(taken[i]);
     fst_loader_close(loader);
     fst_model_close(model);
+    fclose(slow.file);
+}
+
+/// A load whose items are read again from a file that is slow from now on.
+static fst_loader *open_streamed(slow_file *slow, size_t count, uint64_t size) {
+    fst_model *model = open_slow_file(slow, fixture_tensors("again", count, size));
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 2 * BYTES + (4 << 20);
+    fst_loader *loader;
+    fst_tensor *tensor;
+    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
+    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+    fst_model_close(model);
+    return loader;
+}
+
+/// No call waits for the source beyond its limit, however many items are under way.
+TEST(items_beyond_eight_wait_for_their_turn)
+{
+    enum { MANY = 12 };
+    slow_file slow;
+    fst_loader *loader = open_streamed(&slow, MANY, 1000);
+    fst_tensor *tensor;
+    atomic_store(&slow.waits, true);
+    alarm(100); // a call that waits for the source would wait for ever
+    for (size_t i = 0; i < MANY; i++)
+        CHECK_INT(fst_loader_item(loader, i, 2, &tensor, NULL), FST_E_TIMEOUT);
+    atomic_store(&slow.waits, false);
+    for (size_t i = 0; i < MANY; i++) {
+        CHECK_INT(fst_loader_item(loader, i, -1, &tensor, NULL), FST_OK);
+        fst_tensor_unref(tensor);
+    }
+    alarm(0);
+    fst_loader_close(loader);
+    fclose(slow.file);
+}
+
+static void *cancel_at_the_third(void *context) {
+    void **both = context;
+    slow_file *slow = both[0];
+    while (atomic_load(&slow->calls) < 3) usleep(1000);
+    fst_loader_cancel(both[1]);
+    return NULL;
+}
+
+TEST(cancelling_reaches_a_small_item)
+{
+    slow_file slow;
+    fst_loader *loader = open_streamed(&slow, 2, 60000);
+    fst_tensor *tensor;
+    pthread_t thread;
+    void *both[] = {&slow, loader};
+    atomic_store(&slow.delay_us, 20000);
+    atomic_store(&slow.most, 500);
+    atomic_store(&slow.calls, 0);
+    pthread_create(&thread, NULL, cancel_at_the_third, both);
+    CHECK_INT(fst_loader_item(loader, 1, -1, &tensor, NULL), FST_E_CANCELLED);
+    pthread_join(thread, NULL);
+    CHECK(atomic_load(&slow.calls) < 100); // of 120
+    fst_loader_close(loader);
+    fclose(slow.file);
+}
+
+/// What is in place can still be had; and what has been read is counted, whoever comes for it.
+TEST(what_came_before_a_cancel_can_be_had)
+{
+    slow_file slow;
+    fst_loader *loader = open_streamed(&slow, 2, BYTES);
+    fst_tensor *tensor;
+    uint64_t before = atomic_load(&slow.bytes), counted = stats_of(loader).bytes_read;
+    uint64_t waited_ns = stats_of(loader).wait_ns;
+    atomic_store(&slow.waits, true);
+    CHECK_INT(fst_loader_item(loader, 1, 20, &tensor, NULL), FST_E_TIMEOUT);
+    CHECK(stats_of(loader).wait_ns >= waited_ns + 15000000);
+    atomic_store(&slow.waits, false);
+    for (int i = 0; i < 1000 && stats_of(loader).bytes_read == counted; i++) usleep(10000);
+    CHECK_INT(stats_of(loader).bytes_read - counted, atomic_load(&slow.bytes) - before);
+    usleep(300000); // from its last byte to its end
+    fst_loader_cancel(loader);
+    CHECK_INT(fst_loader_item(loader, 0, 0, &tensor, NULL), FST_E_CANCELLED);
+    CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_OK);
+    CHECK(is_tensor(tensor, 1));
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
     fclose(slow.file);
 }
 
