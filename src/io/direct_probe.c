@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -60,6 +61,25 @@ static int open_same(const char *path, int fd, int flags) {
     return -1;
 }
 
+/// Whether the system says that direct reads of a file are of no use: ones that it takes and then
+/// answers by way of the page cache (a journal of data, encryption, compression), or in larger
+/// blocks than ours. Where it says nothing (Linux before 6.1), reads will tell.
+static bool denies_direct(int fd) {
+    enum { DIRECT_ALIGNMENT = 0x2000 }; // STATX_DIOALIGN, linux/stat.h
+    // struct statx, whose later fields the C library's headers may lack.
+    union {
+        struct {
+            uint32_t mask, before[38], offset_alignment;
+        } fields;
+        char room[256];
+    } info;
+    memset(&info, 0, sizeof info);
+    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, DIRECT_ALIGNMENT, &info) != 0) return false;
+    if ((info.fields.mask & DIRECT_ALIGNMENT) == 0) return false;
+    uint32_t alignment = info.fields.offset_alignment;
+    return alignment == 0 || alignment > FSTI_IO_PAGE_BYTES;
+}
+
 int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size) {
     const char *buffered = buffered_reason(fd);
     if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
@@ -74,9 +94,14 @@ int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, siz
     int direct = has_proc ? open(link, flags | O_CLOEXEC | O_DIRECT) : -1;
     if (direct < 0 && (!has_proc || errno == ENOENT) && path != NULL)
         direct = open_same(path, fd, flags | O_CLOEXEC | O_DIRECT);
+    bool is_denied = direct >= 0 && denies_direct(direct);
     snprintf(reason, reason_size, "%s",
-             direct >= 0 ? "the file system takes O_DIRECT" : strerror(errno));
-    return direct;
+             is_denied     ? "the file system answers direct reads by way of its cache"
+             : direct >= 0 ? "the file system takes O_DIRECT"
+                           : strerror(errno));
+    if (!is_denied) return direct;
+    close(direct);
+    return -1;
 }
 
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {

@@ -43,7 +43,7 @@ uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end) 
 /// From the second or third block on the kernel takes reads for a stream, and reads ahead of it:
 /// that is looked at, and once more when a small window was doubled.
 #define LOOK_BLOCK_COUNT 4u
-#define LAST_LOOK_BLOCK_COUNT 8u
+#define LAST_LOOK_BLOCK_COUNT 6u
 /// A window in which less than this lies ahead of a stream is small.
 #define AHEAD_BYTES ((uint64_t)512 << 10)
 
