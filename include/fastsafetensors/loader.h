@@ -111,10 +111,11 @@ typedef struct fst_request_item {
     uint64_t reserved[4];     ///< 0
 } fst_request_item;
 
-/// What the loader tells while it works, from one of its threads, or, where a load is so small that
-/// it is done there, from the one that calls fst_loader_open(); one call at a time and none after
-/// fst_loader_close(): `done` of `total`. Return 0 to go on, anything else to cancel. It must not
-/// call into the same loader.
+/// What the loader tells while it works: how far it is when fst_loader_open() returns, from the
+/// thread that calls that, unless it was told before, and whenever something is done, from one of
+/// the load's threads; one call at a time and none after fst_loader_close(), before which the last
+/// one of a load that has succeeded says `total` of `total`. Return 0 to go on, anything else to
+/// cancel. It must not call into the same loader.
 typedef int (*fst_progress_callback)(void *context, uint64_t bytes_done, uint64_t bytes_total,
                                      size_t tensors_done, size_t tensors_total);
 

@@ -102,6 +102,8 @@ def wait(loader: Any, file_count: int, progress: Progress | bool | None = None) 
     progress: a callable (bytes done, bytes in all, tensors done, tensors in all), called in this
     thread; False for none; True or None for a bar where stderr is a terminal and tqdm installed.
     """
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(f"progress is a callable, True or False, not {type(progress).__name__}")
     if callable(progress):
         loader.wait(progress)
     elif progress is False or not _on_terminal() or not enable_tqdm(True):

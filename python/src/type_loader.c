@@ -288,6 +288,13 @@ static int tell_progress(loader_object *object, PyObject *progress) {
     return result != NULL;
 }
 
+/// All is there, whether or not the last thread has told yet. The totals are known since the load
+/// was opened.
+static void note_end(load_counts *counts) {
+    atomic_store(&counts->bytes_done, atomic_load(&counts->bytes_total));
+    atomic_store(&counts->tensors_done, atomic_load(&counts->tensors_total));
+}
+
 /// Waits without the GIL until all is there; false with an exception. Ctrl-C cancels the load, and
 /// so does an exception of `progress` (callable, None or NULL), which is called in between.
 static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
@@ -299,6 +306,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
         Py_END_ALLOW_THREADS if (status == FST_OK) {
             object->is_whole = 1;
             fstpy_memory_finish(object->memory);
+            note_end(object->counts);
             return tell_progress(object, progress);
         }
         if (status != FST_E_TIMEOUT) break;

@@ -179,3 +179,24 @@ def test_engines_tells_what_a_small_load_does(run_command, tmp_path):
     load = json.loads(run_command("load", "--json", "--mode", "load", path).stdout)
     of_load = [row["name"] for row in told if "mode load all chunks" in row["reason"]]
     assert of_load == [load["engine"]]
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "load"}, {"cache": "bypass"},
+                                     {"dtype": "BF16"}], ids=str)
+def test_progress_ends_with_the_whole(tmp_path, options):
+    """However it comes, cold or cached: totals from the first call on, all of them in the last."""
+    path = tmp_path / "m.safetensors"
+    save_file({f"w{i}": torch.zeros(1 << 20) for i in range(10)}, path)
+    for _ in range(2):
+        told = []
+        load_file(path, progress=lambda *now, told=told: told.append(now), **options)
+        assert {(total, tensors) for _, total, _, tensors in told} == {(10 << 22, 10)}, told
+        assert told[-1] == (10 << 22, 10 << 22, 10, 10)
+
+
+def test_progress_is_a_callable(tmp_path):
+    """Or a bool."""
+    save_file({"w": torch.zeros(3)}, tmp_path / "m.safetensors")
+    for wrong in (5, "x", object()):
+        with pytest.raises(TypeError, match="progress"):
+            load_file(tmp_path / "m.safetensors", progress=wrong)

@@ -141,6 +141,8 @@ static void finish_views(fsti_pipeline *pipeline) {
     for (size_t i = 0; i < plan->chunk_count; i++)
         atomic_store_explicit(&pipeline->chunks[i].step, CHUNK_DONE, memory_order_relaxed);
     pipeline->chunks_done = pipeline->chunks_taken = (uint32_t)plan->chunk_count;
+    pipeline->bytes_done = plan->bytes_planned;
+    pipeline->items_done = plan->item_count;
     pipeline->first_ns = pipeline->finished_ns = fsti_now_ns();
 }
 
@@ -158,6 +160,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     if (status == FST_OK && has_work) status = admit_first(pipeline, error);
     if (status == FST_OK && has_work) status = begin_work(pipeline, error);
     if (status == FST_OK && !has_work) finish_views(pipeline);
+    if (status == FST_OK) fsti_pipeline_tell_first(pipeline);
     if (status != FST_OK) {
         fsti_pipeline_close(pipeline);
         return status;

@@ -114,6 +114,7 @@ struct fsti_pipeline {
     fst_error error;
     worker_counts counts;
     pthread_mutex_t progress_lock;  ///< one progress call at a time
+    bool was_told;                  ///< there was one; under that lock
     atomic_bool found_absent;       ///< of a view, where the kernel tells nothing of its pages
     atomic_bool was_huge, was_read; ///< how absent bytes of views came
     atomic_uint dear_count;         ///< chunks whose huge pages the host had to find
@@ -158,6 +159,9 @@ void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);
 /// Notes which pages of a chunk that is not all there the page cache has. False where it is not
 /// noted: it is read past it, or there is no memory.
 bool fsti_pipeline_note_kept(fsti_pipeline *pipeline, uint32_t chunk);
+
+/// Calls the job's callback of progress, if that has not been called.
+void fsti_pipeline_tell_first(fsti_pipeline *pipeline);
 
 /// A worker's life. `index` below lane_count: a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);

@@ -136,6 +136,19 @@ static bool fits_budget(const fsti_pipeline *pipeline, const fsti_plan_batch *ba
            bytes <= budget - fsti_min(budget, pipeline->bytes_in_flight);
 }
 
+/// Counts tensors as complete in the order of delivery: cheap, and what a progress bar wants. Of
+/// the one that is not, it is known how far it is.
+static void count_items(fsti_pipeline *pipeline) {
+    const fsti_plan *plan = pipeline->job.plan;
+    while (pipeline->items_done < plan->item_count) {
+        const fsti_plan_item *item = &plan->items[plan->delivery[pipeline->items_done]];
+        if (pipeline->item_chunk < item->chunk_first) pipeline->item_chunk = item->chunk_first;
+        if (!fsti_pipeline_chunks_done(pipeline, &pipeline->item_chunk, item->chunk_end)) return;
+        pipeline->items_done++;
+        pipeline->item_chunk = 0;
+    }
+}
+
 /// Publishes a batch whose memory is there. The lock is held.
 static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t resident_count) {
     batch_state *state = &pipeline->batches[pipeline->batches_admitted];
@@ -160,6 +173,7 @@ static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t
     pipeline->chunk_limit = pipeline->job.plan->batches[pipeline->batches_admitted].chunk_end;
     if (looks_once(pipeline)) pipeline->chunks_known = pipeline->chunk_limit;
     pipeline->batches_admitted++;
+    count_items(pipeline);
     pthread_cond_broadcast(&pipeline->work_changed);
 }
 
@@ -338,24 +352,17 @@ void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
     fsti_pipeline_fail(pipeline, &error);
 }
 
-/// Counts tensors as complete in the order of delivery: cheap, and what a progress bar wants. Of
-/// the one that is not, it is known how far it is.
-static void count_items(fsti_pipeline *pipeline) {
-    const fsti_plan *plan = pipeline->job.plan;
-    while (pipeline->items_done < plan->item_count) {
-        const fsti_plan_item *item = &plan->items[plan->delivery[pipeline->items_done]];
-        if (pipeline->item_chunk < item->chunk_first) pipeline->item_chunk = item->chunk_first;
-        if (!fsti_pipeline_chunks_done(pipeline, &pipeline->item_chunk, item->chunk_end)) return;
-        pipeline->items_done++;
-        pipeline->item_chunk = 0;
-    }
-}
-
-static void report_progress(fsti_pipeline *pipeline) {
+/// Only first: unless it was told before.
+static void report_progress(fsti_pipeline *pipeline, bool only_first) {
     const fsti_job *job = &pipeline->job;
     if (job->progress == NULL) return;
     // Outside of the state's lock: the callback may take its time.
     pthread_mutex_lock(&pipeline->progress_lock);
+    if (only_first && pipeline->was_told) {
+        pthread_mutex_unlock(&pipeline->progress_lock);
+        return;
+    }
+    pipeline->was_told = true;
     pthread_mutex_lock(&pipeline->lock);
     uint64_t bytes = pipeline->bytes_done;
     size_t items = pipeline->items_done;
@@ -368,6 +375,8 @@ static void report_progress(fsti_pipeline *pipeline) {
         fsti_pipeline_cancel(pipeline);
     pthread_mutex_unlock(&pipeline->progress_lock);
 }
+
+void fsti_pipeline_tell_first(fsti_pipeline *pipeline) { report_progress(pipeline, true); }
 
 static void add_counts(worker_counts *sum, worker_counts *counts) {
 #define ADD_COUNTER(name) sum->name += counts->name;
@@ -401,7 +410,7 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     if (pipeline->chunks_done == pipeline->job.plan->chunk_count) pipeline->finished_ns = now;
     pthread_cond_broadcast(&pipeline->chunk_finished);
     pthread_mutex_unlock(&pipeline->lock);
-    report_progress(pipeline);
+    report_progress(pipeline, false);
 }
 
 bool fsti_pipeline_chunks_done(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end) {
