@@ -136,7 +136,8 @@ static void print_json(const fst_model *model, const fst_load_stats *s, double s
 
 /// How many chunks were cached, where anybody looked.
 static void print_chunks(const load_request *request, const fst_load_stats *s) {
-    if (request->options.engine != FST_ENGINE_AUTO) return;
+    bool is_same = strcmp(s->engine, "pread") == 0 && s->chunks_resident == 0;
+    if (request->options.engine != FST_ENGINE_AUTO || is_same) return; // nobody did
     printf(", %" PRIu64 " of %" PRIu64 " chunks were cached", s->chunks_resident, s->chunk_count);
 }
 
@@ -145,14 +146,14 @@ static void print_stats(const fst_model *model, const load_request *request,
     char requested[16], read[16], copied[16], buffers[16];
     // Views that were there have moved nothing: a speed would be one of nothing.
     bool is_view = strcmp(s->mode, "map") == 0;
-    bool moved = !is_view || s->bytes_read + s->bytes_copied > 0;
+    uint64_t moved = is_view ? s->bytes_read + s->bytes_copied : s->bytes_requested;
     printf("%s%.3f s", cli_bold(), seconds);
-    if (moved)
-        printf(", %.2f GB/s", (double)s->bytes_requested / 1e9 / (seconds > 0 ? seconds : 1e-9));
+    if (moved > 0 || !is_view)
+        printf(", %.2f GB/s", (double)moved / 1e9 / (seconds > 0 ? seconds : 1e-9));
     printf("%s  %zu tensor%s, %s%s\n", cli_plain(), s->tensor_count, cli_plural(s->tensor_count),
            cli_size_text(s->bytes_requested, requested),
-           !is_view ? ""
-           : moved  ? " as views of the file"
+           !is_view    ? ""
+           : moved > 0 ? " as views of the file"
                     : " as views of the file: nothing was read or copied");
     printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine, s->thread_count,
            s->reason);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "commands.h"
@@ -134,9 +135,18 @@ static int run(int argc, char **argv) {
     return refuse_command(name);
 }
 
+/// Sets of more shards than the usual 1,024 files are opened at once: what may be asked for is.
+static void raise_file_limit(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit); // refused: opening will tell
+}
+
 int main(int argc, char **argv) {
     // A reader that goes away ends us quietly, also under parents that ignore the signal.
     signal(SIGPIPE, SIG_DFL);
+    raise_file_limit();
     cli_set_json(false);
     cli_set_progress(true);
     int code = finish_output(run(argc, argv));

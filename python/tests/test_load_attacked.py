@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import pickle
+import re
+import resource
 import subprocess
 import threading
 import time
@@ -200,3 +202,49 @@ def test_progress_is_a_callable(tmp_path):
     for wrong in (5, "x", object()):
         with pytest.raises(TypeError, match="progress"):
             load_file(tmp_path / "m.safetensors", progress=wrong)
+
+
+def test_parallel_loader_takes_a_list(tmp_path):
+    """A path alone is not its letters."""
+    save_file({"w": torch.zeros(3)}, tmp_path / "m.safetensors")
+    for one in (str(tmp_path / "m.safetensors"), tmp_path / "m.safetensors"):
+        with pytest.raises(TypeError, match="list of files"):
+            ParallelLoader(None, one)
+
+
+def test_the_command_opens_as_many_files_as_it_may(command, tmp_path):
+    """Whatever the usual limit of a shell; beyond it the error says what to do."""
+    for i in range(70):
+        save_file({f"w{i}": torch.zeros(3)}, tmp_path / f"s{i:02}.safetensors")
+
+    def load(soft, hard):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        return subprocess.run([command, "load", "--json", tmp_path], capture_output=True,
+                              text=True, preexec_fn=limit, check=False)
+
+    assert json.loads(load(50, 1000).stdout)["tensors"] == 70
+    done = load(50, 50)
+    assert done.returncode != 0 and "ulimit -n" in done.stdout
+
+
+def test_speed_is_of_what_was_read(run_command, tmp_path):
+    """Not of views that were there already."""
+    path = tmp_path / "m.safetensors"
+    save_file({f"w{i}": torch.zeros(1 << 20) for i in range(16)}, path)
+    path.read_bytes()
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 60 << 20, 0, os.POSIX_FADV_DONTNEED)
+    text = run_command("load", path).stdout
+    if "GB/s" in text:
+        seconds, speed = re.match(r"([\d.]+) s, ([\d.]+) GB/s", text).groups()
+        assert float(speed) * max(float(seconds) - 0.0005, 0.0005) < 0.04, text
+
+
+def test_nobody_counts_chunks_of_small_files(run_command, tmp_path):
+    """Whether they are cached decides nothing, and is not told."""
+    path = tmp_path / "small.safetensors"
+    save_file({"w": torch.zeros(3)}, path)
+    assert "chunks were cached" not in run_command("load", "--mode", "load", path).stdout

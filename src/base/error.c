@@ -144,7 +144,8 @@ fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, co
     fsti_error_place place = FSTI_NOWHERE;
     place.file = path;
     place.os_errno = os_errno;
-    return fsti_error_set(error, status_of_errno(os_errno), place, "%s failed", what);
+    const char *advice = os_errno == EMFILE ? " (ulimit -n: so many files may a process open)" : "";
+    return fsti_error_set(error, status_of_errno(os_errno), place, "%s failed%s", what, advice);
 }
 
 fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes) {

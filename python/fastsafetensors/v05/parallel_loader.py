@@ -126,6 +126,8 @@ class PipelineParallel:
         resident = (lambda name: False) if not accumulate_resident else (
             resident_tensor or (lambda name: True))
         copier = loader.copier_class
+        if isinstance(hf_weights_files, (str, bytes, os.PathLike)):
+            raise TypeError("hf_weights_files is a list of files; of one file: [path]")
         paths = [os.fsdecode(path) for path in hf_weights_files]
         self._rules = PlanRules(
             ranks=1 if self._local else self.pg.size(),
