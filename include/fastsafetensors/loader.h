@@ -51,11 +51,13 @@ typedef enum fst_cache {
     /// KEEP when the request fits comfortably in the memory that is left (of the machine, and up
     /// the whole path of the cgroup). Memory of one's own on the CPU has to fit beside what is
     /// kept, as large as it becomes by a conversion; above 512 MiB, and less than half of a model
-    /// above 128 MiB, it is filled around the cache. Up to 1 MiB always. Else what is absent is
+    /// above 128 MiB, it is filled around the cache. Up to 1 MiB always, but with a budget. Else
+    /// what is absent is
     /// read around the cache where the file system can, or, for views, comes when it is touched.
     FST_CACHE_AUTO = 0,
     /// What is absent is brought into the page cache by large reads, whatever the readahead setting
-    /// of the device; views wait for it, memory of one's own is copied from there. Not with the
+    /// of the device (where that is off, pages come one by one to who neither owns nor may write
+    /// the file); views wait for it, memory of one's own is copied from there. Not with the
     /// engines that go around it.
     FST_CACHE_KEEP = 1,
     /// What is absent is read around the page cache where the file system can, else through it and
@@ -239,7 +241,7 @@ typedef struct fst_load_stats {
     /// they were made from: stored_bytes tells what was read of them.
     uint64_t bytes_read;
     uint64_t bytes_direct;    ///< of them past the page cache
-    uint64_t bytes_mapped;    ///< of them from a mapping of cached pages
+    uint64_t bytes_mapped;    ///< taken from a mapping: copied, or made present for views
     uint64_t bytes_copied;    ///< moved once more in memory (from a slot or a mapping)
     uint64_t bytes_converted; ///< of them converted to another dtype on the way, as read
     uint64_t read_count;      ///< read operations

@@ -288,8 +288,7 @@ static int tell_progress(loader_object *object, PyObject *progress) {
     return result != NULL;
 }
 
-/// All is there, whether or not the last thread has told yet. The totals are known since the load
-/// was opened.
+/// All is there, whether or not the last thread has told so yet.
 static void note_end(load_counts *counts) {
     atomic_store(&counts->bytes_done, atomic_load(&counts->bytes_total));
     atomic_store(&counts->tensors_done, atomic_load(&counts->tensors_total));

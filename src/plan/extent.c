@@ -19,22 +19,24 @@ static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segm
     return segment->file_offset % alignment == 0;
 }
 
-/// What widening may add to a linear extent, which takes memory for it: a sixteenth.
-#define WIDENED_PART 16u
+/// What a linear extent may hold that nobody wants, as it takes memory for it: a sixteenth of what
+/// somebody does.
+#define UNWANTED_PART 16u
 
 /// Moves the ends of an extent to where digests begin and end.
 static void widen_extent(const plan_build *build, fsti_plan_extent *extent) {
-    uint64_t unit = build->rules->verify_bytes, size = extent->end - extent->begin;
+    uint64_t unit = build->rules->verify_bytes;
     if (unit == 0) return;
     extent->begin = fsti_align_down(extent->begin, unit);
     extent->end =
         fsti_min(fsti_align_up(extent->end, unit), build->rules->file_bytes[extent->file]);
-    if (extent->end - extent->begin - size > size / WIDENED_PART) extent->linear = false;
 }
 
 static fst_status push_extent(plan_build *build, fsti_plan_extent *extent) {
     fsti_plan *plan = build->plan;
     widen_extent(build, extent);
+    uint64_t unwanted = extent->end - extent->begin - extent->wanted_bytes;
+    if (unwanted > extent->wanted_bytes / UNWANTED_PART) extent->linear = false;
     if (!fsti_array_reserve((void **)&plan->extents, &build->extent_capacity, plan->extent_count,
                             sizeof *plan->extents, UINT32_MAX))
         return fsti_error_memory(build->error, plan->extent_count * sizeof *plan->extents);
@@ -111,8 +113,7 @@ static uint64_t place_linear(fsti_plan *plan, fsti_plan_extent *extent, uint64_t
 static uint64_t place_scattered(const plan_build *build, const fsti_plan_extent *extent,
                                 uint64_t cursor) {
     fsti_plan *plan = build->plan;
-    uint32_t alignment =
-        build->rules->to_device ? FSTI_PLAN_DEVICE_ALIGNMENT : FSTI_PLAN_TENSOR_ALIGNMENT;
+    uint32_t alignment = plan_alignment(build);
     for (size_t i = 0; i < extent->segment_count; i++) {
         const fsti_plan_segment *segment = &plan->segments[extent->segment_first + i];
         fsti_plan_item *item = &plan->items[segment->item];

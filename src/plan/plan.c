@@ -57,15 +57,21 @@ static void sort_segments(fsti_plan *plan, size_t first) {
     }
 }
 
+/// What an item takes of a batch's memory: tensors of a few bytes lie apart.
+static uint64_t room_of(const plan_build *build, const fsti_plan_item *item) {
+    return fsti_align_up(item->size_bytes, plan_alignment(build));
+}
+
 /// A batch ends where its bytes would pass the limit, or, without a limit, where the file ends.
-static bool ends_batch(const plan_build *build, const fsti_plan_batch *batch, size_t position) {
+static bool ends_batch(const plan_build *build, const fsti_plan_batch *batch, uint64_t room_bytes,
+                       size_t position) {
     const fsti_plan *plan = build->plan;
     const fsti_plan_item *item = &plan->items[plan->delivery[position]];
     if (batch->delivery_count == 0) return false;
     uint64_t limit = build->rules->batch_bytes_max;
     if (limit == UINT64_MAX) return item->file != plan->items[plan->delivery[position - 1]].file;
     // A linear extent may add two pages of slack.
-    return batch->item_bytes + item->size_bytes + 2 * FSTI_PLAN_PAGE_BYTES > limit;
+    return room_bytes + room_of(build, item) + 2 * FSTI_PLAN_PAGE_BYTES > limit;
 }
 
 static fst_status push_batch(plan_build *build, const fsti_plan_batch *batch) {
@@ -80,15 +86,18 @@ static fst_status push_batch(plan_build *build, const fsti_plan_batch *batch) {
 static fst_status cut_batches(plan_build *build) {
     fsti_plan *plan = build->plan;
     fsti_plan_batch batch = {0};
+    uint64_t room_bytes = 0;
     for (size_t i = 0; i < plan->item_count; i++) {
-        if (ends_batch(build, &batch, i)) {
+        if (ends_batch(build, &batch, room_bytes, i)) {
             FST_TRY(push_batch(build, &batch));
             batch = (fsti_plan_batch){.delivery_first = i};
+            room_bytes = 0;
         }
         fsti_plan_item *item = &plan->items[plan->delivery[i]];
         item->batch = (uint32_t)plan->batch_count;
         batch.delivery_count++;
         batch.item_bytes += item->size_bytes;
+        room_bytes += room_of(build, item);
     }
     return batch.delivery_count > 0 ? push_batch(build, &batch) : FST_OK;
 }

@@ -24,6 +24,11 @@ static inline uint64_t plan_tensor_offset(const plan_build *build, const fsti_pl
     return build->headers[item->file]->data_begin + plan_tensor(build, item)->begin;
 }
 
+/// What tensors that are scattered begin at multiples of.
+static inline uint32_t plan_alignment(const plan_build *build) {
+    return build->rules->to_device ? FSTI_PLAN_DEVICE_ALIGNMENT : FSTI_PLAN_TENSOR_ALIGNMENT;
+}
+
 /// Whether what lies between is read over, in a read of `wanted_bytes` that becomes `read_bytes`.
 static inline bool plan_reads_over(const plan_build *build, uint64_t gap_bytes,
                                    uint64_t wanted_bytes, uint64_t read_bytes) {

@@ -51,6 +51,33 @@ TEST(sizes_do_not_wrap)
               FST_E_VALIDATION_OVERFLOW);
 }
 
+/// Memory is taken for what is wanted, not for what lies between; and limits hold for that.
+TEST(small_tensors_take_little_memory)
+{
+    enum { COUNT = 32 };
+    model m;
+    init_model(&m, 8);
+    fsti_plan_want wants[COUNT] = {0};
+    for (uint32_t i = 0; i < COUNT; i++) { // one of 8 bytes, one of nearly a page
+        add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){8});
+        add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){4080});
+        wants[i].tensor = 2 * i;
+    }
+    const fsti_header *headers[] = {&m.header};
+    fsti_plan plan;
+    CHECK_INT(make_plan(headers, wants, COUNT, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.batch_count, 1);
+    CHECK(plan.batches[0].buffer_bytes <= COUNT * 64 + FSTI_PLAN_PAGE_BYTES);
+    fsti_plan_clear(&plan);
+    fsti_plan_rules rules = plain_rules;
+    rules.batch_bytes_max = 2 * FSTI_PLAN_PAGE_BYTES + 512;
+    CHECK_INT(make_plan(headers, wants, COUNT, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(plan.batch_count, COUNT * 64 / 512);
+    for (size_t i = 0; i < plan.batch_count; i++)
+        CHECK(plan.batches[i].buffer_bytes <= rules.batch_bytes_max);
+    fsti_plan_clear(&plan);
+}
+
 TEST(plans_of_any_size_stay_small)
 {
     model m;
