@@ -52,8 +52,8 @@ typedef enum fst_cache {
     /// the whole path of the cgroup). Memory of one's own on the CPU has to fit beside what is
     /// kept, as large as it becomes by a conversion; above 512 MiB, and less than half of a model
     /// above 128 MiB, it is filled around the cache. Up to 1 MiB always, but with a budget. Else
-    /// what is absent is
-    /// read around the cache where the file system can, or, for views, comes when it is touched.
+    /// what is absent is read around the cache where the file system can, or, for views, comes when
+    /// it is touched.
     FST_CACHE_AUTO = 0,
     /// What is absent is brought into the page cache by large reads, whatever the readahead setting
     /// of the device (where that is off, pages come one by one to who neither owns nor may write
