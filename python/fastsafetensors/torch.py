@@ -88,8 +88,9 @@ def load_file(
             nearest even), integers wider ones. A wish for floats leaves other tensors as they are;
             what can't become the dtype that is wished for it is an error.
         progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in
-            all) ten times a second, an exception ends the load; False for nothing, None for a bar
-            (bytes, GB/s) on terminals when the load takes more than a second and tqdm is installed.
+            all) ten times a second and at the end, an exception ends the load; False for nothing,
+            None for a bar (bytes, GB/s) on terminals when the load takes more than a second and
+            tqdm is installed.
         gds: GPUDirect Storage: "auto", where a probe on the file shows that it is real, "off", or
             "strict": RuntimeError (with "gds" in its text) where it is not.
         memory: of GPUs: "own", freed with the last tensor, or "torch": its caching allocator's.
