@@ -154,7 +154,7 @@ static void print_stats(const fst_model *model, const load_request *request,
            cli_size_text(s->bytes_requested, requested),
            !is_view    ? ""
            : moved > 0 ? " as views of the file"
-                    : " as views of the file: nothing was read or copied");
+                       : " as views of the file: nothing was read or copied");
     printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine, s->thread_count,
            s->reason);
     printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s",

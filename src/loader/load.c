@@ -195,13 +195,6 @@ void fsti_loader_cancel(fst_loader *loader) {
     fsti_loader_cancel_reads(loader);
 }
 
-void fsti_loader_add_wait(fst_loader *loader, uint64_t start_ns) {
-    uint64_t waited_ns = fsti_now_ns() - start_ns;
-    pthread_mutex_lock(&loader->lock);
-    loader->wait_ns += waited_ns;
-    pthread_mutex_unlock(&loader->lock);
-}
-
 /// Waits for chunks and keeps the time of it.
 static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, int64_t timeout_ms,
                               fst_error *error) {
@@ -253,12 +246,6 @@ static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buff
                             .want = &loader->wants[item_index],
                             .buffer = buffer};
     return fsti_tensor_make(loader, &source, out, error);
-}
-
-int64_t fsti_loader_time_left(int64_t timeout_ms, uint64_t start_ns) {
-    int64_t waited_ms = (int64_t)((fsti_now_ns() - start_ns) / 1000000);
-    if (timeout_ms <= 0) return timeout_ms;
-    return timeout_ms > waited_ms ? timeout_ms - waited_ms : 0;
 }
 
 /// What no view can serve is read to memory, once what is to come into the page cache is there.

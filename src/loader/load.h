@@ -94,7 +94,7 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
 /// What the pipeline of a plan is told; it points to all three.
 fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_ways *ways);
 
-/// What is left of a time limit since `start_ns`.
+/// What is left of a time limit since `start_ns`. (wait_time.c)
 int64_t fsti_loader_time_left(int64_t timeout_ms, uint64_t start_ns);
 /// Counts the caller's time since `start_ns` as waited.
 void fsti_loader_add_wait(fst_loader *loader, uint64_t start_ns);
