@@ -72,6 +72,25 @@ static fst_model *open_slow(slow_file *slow) {
     return open_slow_file(slow, fixture_tensors("slow", COUNT, BYTES));
 }
 
+/// A load that lets go of what its stream has handed out.
+static fst_loader *open_limited(fst_model *model) {
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.budget_bytes = 2 * BYTES + (4 << 20);
+    fst_loader *loader;
+    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
+    return loader;
+}
+
+/// One whose stream has come to its end: items are read again.
+static fst_loader *open_streamed(slow_file *slow, size_t count, uint64_t size) {
+    fst_model *model = open_slow_file(slow, fixture_tensors("again", count, size));
+    fst_loader *loader = open_limited(model);
+    fst_tensor *tensor;
+    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+    fst_model_close(model);
+    return loader;
+}
+
 /// Takes an item by calls that wait 5 ms; how many, or 0 for a failure.
 static int poll_item(fst_loader *loader, size_t index, fst_tensor **out) {
     for (int calls = 1; calls < 1000; calls++) {
@@ -84,16 +103,8 @@ static int poll_item(fst_loader *loader, size_t index, fst_tensor **out) {
 TEST(what_is_read_again_goes_on_while_nobody_waits)
 {
     slow_file slow;
-    fst_model *model = open_slow(&slow);
-    fst_load_options options = options_of(FST_MODE_LOAD);
-    options.budget_bytes = 2 * BYTES + (4 << 20);
-    fst_loader *loader;
+    fst_loader *loader = open_streamed(&slow, COUNT, BYTES);
     fst_tensor *tensor;
-    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    for (size_t i = 0; i < COUNT; i++) {
-        CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
-        fst_tensor_unref(tensor);
-    }
     uint64_t before = atomic_load(&slow.bytes), counted = stats_of(loader).bytes_read;
     atomic_store(&slow.delay_us, 30000);
     CHECK(poll_item(loader, 0, &tensor) > 1);
@@ -105,7 +116,6 @@ TEST(what_is_read_again_goes_on_while_nobody_waits)
     // What nobody comes back for ends with the load.
     CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
     fst_loader_close(loader);
-    fst_model_close(model);
     fclose(slow.file);
 }
 
@@ -113,15 +123,9 @@ TEST(what_is_read_again_goes_on_while_nobody_waits)
 TEST(many_items_that_are_polled_all_arrive)
 {
     enum { MANY = 14, TURNS_MAX = 1000 };
-    const uint64_t size = 100000;
     slow_file slow;
-    fst_model *model = open_slow_file(&slow, fixture_tensors("many", MANY, size));
-    fst_load_options options = options_of(FST_MODE_LOAD);
-    options.budget_bytes = 4 << 20;
-    fst_loader *loader;
-    fst_tensor *tensor, *taken[MANY] = {NULL};
-    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
+    fst_loader *loader = open_streamed(&slow, MANY, 100000);
+    fst_tensor *taken[MANY] = {NULL};
     atomic_store(&slow.delay_us, 30000);
     size_t count = 0;
     for (int turn = 0; turn < TURNS_MAX && count < MANY; turn++)
@@ -131,21 +135,7 @@ TEST(many_items_that_are_polled_all_arrive)
     CHECK_INT(count, MANY);
     for (size_t i = 0; i < MANY; i++) fst_tensor_unref(taken[i]);
     fst_loader_close(loader);
-    fst_model_close(model);
     fclose(slow.file);
-}
-
-/// A load whose items are read again from a file that is slow from now on.
-static fst_loader *open_streamed(slow_file *slow, size_t count, uint64_t size) {
-    fst_model *model = open_slow_file(slow, fixture_tensors("again", count, size));
-    fst_load_options options = options_of(FST_MODE_LOAD);
-    options.budget_bytes = 2 * BYTES + (4 << 20);
-    fst_loader *loader;
-    fst_tensor *tensor;
-    if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
-    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
-    fst_model_close(model);
-    return loader;
 }
 
 /// No call waits for the source beyond its limit, however many items are under way.
@@ -222,19 +212,13 @@ TEST(what_came_before_a_cancel_can_be_had)
 TEST(a_small_item_is_not_waited_for_beyond_the_limit)
 {
     slow_file slow;
-    fst_model *model = open_slow_file(&slow, fixture_tensors("small", 2, 1000));
-    fst_load_options options = options_of(FST_MODE_LOAD);
-    options.budget_bytes = 4 << 20;
-    fst_loader *loader;
+    fst_loader *loader = open_streamed(&slow, 2, 1000);
     fst_tensor *tensor;
-    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
     atomic_store(&slow.delay_us, 200000);
     CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
     CHECK_INT(fst_loader_item(loader, 1, -1, &tensor, NULL), FST_OK);
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
-    fst_model_close(model);
     fclose(slow.file);
 }
 
@@ -243,12 +227,9 @@ TEST(cancelling_reaches_a_load_that_has_failed)
 {
     slow_file slow;
     fst_model *model = open_slow(&slow);
-    fst_load_options options = options_of(FST_MODE_LOAD);
-    options.budget_bytes = 2 * BYTES + (4 << 20);
-    fst_loader *loader;
     fst_tensor *tensor;
     atomic_store(&slow.fails, true);
-    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_loader *loader = open_limited(model);
     CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_E_IO);
     atomic_store(&slow.fails, false);
     CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
